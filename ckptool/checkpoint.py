@@ -1,0 +1,223 @@
+"""The nouns: what a checkpoint is, whatever its container.
+
+Knows: names and shapes, and the one dtype table. Must not know: files, formats.
+Bare data; nothing here reaches upward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptool.spans import Span
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type. `torch_storage` is the typed storage class (None: untyped storage
+    and a dtype argument), `safetensors` the name in its header (None: cannot be held),
+    `components` how many numbers one element is for a byte swap."""
+
+    name: str
+    bits: int
+    torch_storage: str | None
+    safetensors: str | None
+    kind: str
+    components: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element in a torch storage (packed types: of one storage unit)."""
+        return self.bits // 8
+
+
+# Sources: torch/storage.py (typed storages), safetensors/src/tensor.rs (names). float4_e2m1fn_x2
+# packs two numbers in one byte; safetensors counts them apart (F4, last dimension doubled).
+_ROWS = (
+    ("float64", 64, "DoubleStorage", "F64", "float"),
+    ("float32", 32, "FloatStorage", "F32", "float"),
+    ("float16", 16, "HalfStorage", "F16", "float"),
+    ("bfloat16", 16, "BFloat16Storage", "BF16", "float"),
+    ("float8_e4m3fn", 8, None, "F8_E4M3", "float"),
+    ("float8_e5m2", 8, None, "F8_E5M2", "float"),
+    ("float8_e4m3fnuz", 8, None, "F8_E4M3FNUZ", "float"),
+    ("float8_e5m2fnuz", 8, None, "F8_E5M2FNUZ", "float"),
+    ("float8_e8m0fnu", 8, None, "F8_E8M0", "float"),
+    ("float4_e2m1fn_x2", 8, None, "F4", "float"),
+    ("int64", 64, "LongStorage", "I64", "int"),
+    ("int32", 32, "IntStorage", "I32", "int"),
+    ("int16", 16, "ShortStorage", "I16", "int"),
+    ("int8", 8, "CharStorage", "I8", "int"),
+    ("uint8", 8, "ByteStorage", "U8", "int"),
+    ("uint16", 16, None, "U16", "int"),
+    ("uint32", 32, None, "U32", "int"),
+    ("uint64", 64, None, "U64", "int"),
+    ("bool", 8, "BoolStorage", "BOOL", "bool"),
+    ("complex64", 64, "ComplexFloatStorage", "C64", "complex", 2),
+    ("complex128", 128, "ComplexDoubleStorage", None, "complex", 2),
+    ("complex32", 32, None, None, "complex", 2),
+    ("qint8", 8, "QInt8Storage", None, "quantized"),
+    ("quint8", 8, "QUInt8Storage", None, "quantized"),
+    ("qint32", 32, "QInt32Storage", None, "quantized"),
+    ("quint4x2", 8, "QUInt4x2Storage", None, "quantized"),
+    ("quint2x4", 8, "QUInt2x4Storage", None, "quantized"),
+    ("bits8", 8, None, None, "bits"),
+    ("bits16", 16, None, None, "bits"),
+    ("bits1x8", 8, None, None, "bits"),
+    ("bits2x4", 8, None, None, "bits"),
+    ("bits4x2", 8, None, None, "bits"),
+    *((f"{sign}int{bits}", 8, None, None, "bits") for sign in ("", "u") for bits in range(1, 8)),
+)
+DTYPES: dict[str, DType] = {row[0]: DType(*row) for row in _ROWS}
+_SHORT = (("double", "float64"), ("float", "float32"), ("half", "float16"), ("long", "int64"),
+          ("int", "int32"), ("short", "int16"), ("cfloat", "complex64"), ("cdouble", "complex128"),
+          ("chalf", "complex32"))  # fmt: skip
+DTYPE_ALIASES: dict[str, DType] = {**DTYPES, **{short: DTYPES[name] for short, name in _SHORT}}
+BY_TORCH_STORAGE: dict[str, DType] = {d.torch_storage: d for d in DTYPES.values() if d.torch_storage}
+BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if d.safetensors}
+UNTYPED = DType("untyped", 8, "UntypedStorage", None, "untyped")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where bytes of a storage lie. `encoding` is stored, deflated or swapped (big-endian);
+    `region`, where set, says which slice of the tensor they fill."""
+
+    source_id: int
+    span: Span
+    encoding: str = "stored"
+    region: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One run of `count` elements; `pieces` is empty when the file holds no bytes (meta).
+
+    `crc` is the recorded CRC-32 of the plain bytes; None when not recorded.
+    """
+
+    key: str
+    dtype: DType
+    count: int
+    device: str
+    pieces: tuple[Piece, ...] = ()
+    crc: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the storage once decoded."""
+        return self.count * self.dtype.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor. `shape` and `stride` count elements, `offset` is in elements from the start
+    of the storage. `kind` is tensor, parameter, quantized, sparse, nested, meta,
+    uninitialized, subclass, conj, neg or storage. `path` is its place in the file."""
+
+    key: str
+    dtype: DType | None
+    shape: tuple[int, ...] | None
+    stride: tuple[int, ...] | None
+    offset: int
+    storage: Storage | None
+    requires_grad: bool | None = None
+    kind: str = "tensor"
+    path: Path = ()
+    device: str = "cpu"
+    class_name: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of elements (0 when the shape is unknown)."""
+        if self.shape is None:
+            return 0
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements written one after another."""
+        return self.count * self.dtype.size_bytes if self.dtype else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One state_dict found in the file. `kind` is state_dict or module (walked from a whole
+    pickled model). `others` are its entries that are not tensors: (key, value node)."""
+
+    path: Path
+    tensors: tuple[Tensor, ...]
+    metadata: Mapping[str, Any] | None = None
+    kind: str = "state_dict"
+    class_name: str | None = None
+    duplicate_keys: tuple[str, ...] = ()
+    others: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A value beside the weights: `type` in words, `value` JSON-ready (None when opaque),
+    `text` one line for people."""
+
+    path: Path
+    type: str
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A class or function the file names: verdict known, foreign or code; `offset` of its
+    first use in `member`."""
+
+    name: str
+    verdict: str
+    offset: int
+    member: str = "data.pkl"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know; `command`, where set, mends it."""
+
+    slug: str
+    text: str
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A whole file, read without its tensors. `weights` indexes `tables` (None: no weights).
+    `tensors` are all tensors of the file, `storages` all storages in file order. `handle`
+    is the format's own, read by its `edit` alone."""
+
+    file: str
+    format: str
+    size_bytes: int
+    sources: tuple[Any, ...]
+    tables: tuple[Table, ...]
+    weights: int | None
+    tensors: tuple[Tensor, ...]
+    storages: tuple[Storage, ...]
+    extras: tuple[Extra, ...] = ()
+    globals: tuple[Global, ...] = ()
+    notes: tuple[Note, ...] = ()
+    handle: Any = None
+    traits: frozenset[str] = field(default=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a conversion asks for, decided: keys are (table path, key); devices map
+    storage key to tag."""
+
+    renames: Mapping[tuple[Path, str], str] = field(default_factory=dict)
+    devices: Mapping[str, str] = field(default_factory=dict)
+    keep_unknown: bool = False

@@ -1,0 +1,49 @@
+"""Every bound on what a file may ask of us, each with its reason.
+
+Knows: numbers. Must not know: anything else. Overridable from Python by `limits=`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds checked before memory or time is spent."""
+
+    pickle_bytes: int = 256 << 20
+    """One pickle, inflated. The largest honest one we know (80,000 storages) has 11 MB."""
+
+    opcode_count: int = 50_000_000
+    """About eight seconds of walking; honest files stay under four million."""
+
+    nesting: int = 500
+    """Containers and calls inside each other; honest files stay under fifty."""
+
+    rank: int = 64
+    """Dimensions of a tensor: torch's own limit for most operators."""
+
+    entry_count: int = 1_000_000
+    """Entries of a zip directory; the largest honest one we know has 66,001."""
+
+    name_bytes: int = 65_535
+    """The length of a zip entry name is a 16-bit field."""
+
+    header_bytes: int = 100_000_000
+    """A safetensors header: the limit of the safetensors package."""
+
+    inflate_ratio: int = 200
+    """Inflated to deflated size of a pickle above one MB; pickles deflate about 1:10."""
+
+    digits: int = 4_300
+    """Decimal digits of a number in text: Python's own limit, since conversion is quadratic."""
+
+    nested_streams: int = 100_000
+    """Legacy streams inside one plain pickle (one a tensor)."""
+
+    listed: int = 50
+    """Findings listed before 'and N more'."""
+
+
+DEFAULT = Limits()

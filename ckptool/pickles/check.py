@@ -1,0 +1,140 @@
+"""The self-check after every rewrite: the new pickle says the old one, edits applied.
+
+Knows: nodes and edits. Must not know: how the bytes were emitted.
+Both pickles are walked side by side: same values, same order, same sharing (two names of one
+object stay two names of one object). It costs about one more walk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptool.errors import PickleInvalid
+from ckptool.pickles.nodes import PAIR_OPS, SET, TEXT_OPS, Box, Global, Obj, Pers, Raw, Tup, Walked
+from ckptool.pickles.splice import Edits
+
+_NODES = frozenset((Tup, Box, Obj, Pers))
+_BYTES = frozenset((0x43, 0x42, 0x8E))
+
+
+def check_rewrite(old: Walked, new: Walked, edits: Edits) -> None:
+    """Raise PickleInvalid unless `new` is `old` with exactly these edits.
+
+    A failure is a bug of ours or a stream stranger than any pickler writes; either way
+    nothing is written.
+    """
+    cut = dict(edits.deletions)
+    twins: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
+    stack: list[tuple[Any, Any, int]] = [(old.root, new.root, -1)]
+    while stack:
+        a, b, start = stack.pop()
+        if start in edits.values:
+            continue
+        if start in edits.strings:
+            _same_text(edits.strings[start], a, b, start)
+            continue
+        a, b = _plain(a), _plain(b)
+        if type(a) not in _NODES:
+            _same_scalar(a, b, start)
+        elif id(a) in twins or id(b) in owners:
+            if twins.get(id(a)) is not b or owners.get(id(b)) is not a:
+                raise _differs(start)
+        else:
+            twins[id(a)] = b
+            owners[id(b)] = a
+            before, after = _members(a, cut), _members(b, {})
+            if _shape(a) != _shape(b) or len(before) != len(after):
+                raise _differs(start)
+            stack.extend((x, y, at) for (x, at), (y, _) in zip(before, after, strict=True))
+
+
+def _differs(start: int) -> PickleInvalid:
+    return PickleInvalid("self-check failed: the rewritten pickle says something else", offset=start)  # fmt: skip
+
+
+def _same_text(wanted: str, old: Any, new: Any, start: int) -> None:
+    if type(new) is Raw and new.op in TEXT_OPS and type(old) is Raw:
+        new = new.value.decode("utf-8", "surrogatepass")
+    if type(new) is not str or new != wanted:
+        raise _differs(start)
+
+
+def _same_scalar(a: Any, b: Any, start: int) -> None:
+    if type(a) is not type(b):
+        raise _differs(start)
+    if type(a) is Global:
+        same = (a.module, a.name) == (b.module, b.name)
+    elif type(a) is Raw:
+        same = _raw_kind(a) == _raw_kind(b) and a.value == b.value
+    elif type(a) is float:
+        same = a.hex() == b.hex()
+    else:
+        same = a == b
+    if not same:
+        raise _differs(start)
+
+
+def _raw_kind(raw: Raw) -> str:
+    return "text" if raw.op in TEXT_OPS else "bytes" if raw.op in _BYTES else "bytearray"
+
+
+def _plain(node: Any) -> Any:
+    """Protocol 2's spelling of bytes, bytearray and set as what it stands for."""
+    if type(node) is not Obj or type(node.fn) is not Global or type(node.args) is not Tup:
+        return node
+    name, items = node.fn.full, node.args.items
+    if name == "_codecs.encode" and len(items) == 2 and type(items[0]) is str:
+        try:
+            return Raw(0x43, items[0].encode("latin-1"), 0)
+        except UnicodeEncodeError:
+            return node
+    if len(items) == 1 and name == "__builtin__.bytearray" and type(_plain(items[0])) is Raw:
+        return Raw(0x96, _plain(items[0]).value, 0)
+    return node
+
+
+def _is_set_call(node: Any) -> bool:
+    """set([…]): what protocol 2 writes for a set."""
+    return (
+        type(node) is Obj
+        and type(node.fn) is Global
+        and node.fn.full == "__builtin__.set"
+        and type(node.args) is Tup
+        and len(node.args.items) == 1
+        and type(node.args.items[0]) is Box
+        and node.state is None
+        and not node.batches
+    )
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    """What kind of node it is, apart from what it holds."""
+    if type(node) is Box:
+        return ("box", node.kind, node.state is None)
+    if _is_set_call(node):
+        return ("box", SET, True)
+    if type(node) is Obj:
+        return ("call", node.op, node.state is None)
+    return (type(node).__name__,)
+
+
+def _members(node: Any, cut: dict[int, int]) -> list[tuple[Any, int]]:
+    """(value, start) of everything under a node, cut items left out."""
+    if type(node) is Tup:
+        return list(zip(node.items, node.starts, strict=True))
+    if type(node) is Pers:
+        return [(node.pid, node.start)]
+    found: list[tuple[Any, int]] = []
+    if _is_set_call(node):
+        node = node.args.items[0]
+    elif type(node) is Obj:
+        found += [(node.fn, -1), (node.args, node.args_start), (node.kwargs, -1)]
+    for batch in node.batches or ():
+        step = 2 if batch.op in PAIR_OPS else 1
+        for i in range(0, len(batch.items), step):
+            if batch.starts[i] not in cut:
+                found.extend(zip(batch.items[i : i + step], batch.starts[i : i + step], strict=True))
+    if node.state is not None:
+        found.append((node.state.value, node.state.start))
+    return found

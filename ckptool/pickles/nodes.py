@@ -1,0 +1,201 @@
+"""What a pickle says, as inert nodes that know their byte spans.
+
+Knows: the shapes a stack machine can build. Must not know: files, what torch means by them.
+In a stack language every occurrence of a value is one run of bytes [start, end): child i of
+a container ends where child i+1 starts, the last one where the consuming opcode stands.
+Ints, floats, str, bool and None stand for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+DICT, LIST, SET = 0x7D, 0x5D, 0x8F  # the opcodes that make an empty one
+REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, FROZENSET = 0x52, 0x81, 0x92, 0x69, 0x6F, 0x91
+PAIR_OPS = frozenset((0x75, 0x73, 0x64))  # SETITEMS SETITEM DICT: items are key, value, key …
+TEXT_OPS = frozenset((0x55, 0x54, 0x53))  # SHORT_BINSTRING BINSTRING STRING: a Python 2 str
+
+
+class Global:
+    """A class or function by name; `offset` is where it is first named."""
+
+    __slots__ = ("computed", "module", "name", "offset")
+
+    def __init__(self, module: str, name: str, offset: int) -> None:
+        self.module = module
+        self.name = name
+        self.offset = offset
+        self.computed = False
+
+    @property
+    def full(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+
+class Tup:
+    """A tuple; item i starts at starts[i]; `end` is the opcode that made it."""
+
+    __slots__ = ("end", "items", "starts")
+
+    def __init__(self, items: list[Any], starts: list[int], end: int) -> None:
+        self.items = items
+        self.starts = starts
+        self.end = end
+
+
+class Batch:
+    """Items added by one opcode `op` at byte `end`; `mark` is the MARK's byte, -1 for none."""
+
+    __slots__ = ("end", "items", "mark", "op", "starts")
+
+    def __init__(self, op: int, items: list[Any], starts: list[int], end: int, mark: int) -> None:
+        self.op = op
+        self.items = items
+        self.starts = starts
+        self.end = end
+        self.mark = mark
+
+
+class Box:
+    """A dict, list or set (`kind`), filled by batches; `state` as in Obj."""
+
+    __slots__ = ("batches", "kind", "start", "state")
+
+    def __init__(self, kind: int, start: int) -> None:
+        self.kind = kind
+        self.start = start
+        self.batches: list[Batch] = []
+        self.state: State | None = None
+
+
+class State:
+    """What BUILD at byte `end` gave an object."""
+
+    __slots__ = ("end", "start", "value")
+
+    def __init__(self, value: Any, start: int, end: int) -> None:
+        self.value = value
+        self.start = start
+        self.end = end
+
+
+class Obj:
+    """A call never made: REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ or FROZENSET at byte `end`."""
+
+    __slots__ = ("args", "args_start", "batches", "end", "fn", "kwargs", "op", "start", "state")
+
+    def __init__(self, op: int, fn: Any, args: Any, start: int, args_start: int, end: int) -> None:
+        self.op = op
+        self.fn = fn
+        self.args = args
+        self.start = start
+        self.args_start = args_start
+        self.end = end
+        self.kwargs: Any = None
+        self.batches: list[Batch] | None = None
+        self.state: State | None = None
+
+
+class Pers:
+    """A persistent id: how torch names a storage."""
+
+    __slots__ = ("end", "pid", "start")
+
+    def __init__(self, pid: Any, start: int, end: int) -> None:
+        self.pid = pid
+        self.start = start
+        self.end = end
+
+
+class Raw:
+    """Bytes: a bytes, bytearray or Python 2 str, by the opcode that pushed it; `start` of
+    the payload."""
+
+    __slots__ = ("op", "start", "value")
+
+    def __init__(self, op: int, value: bytes, start: int) -> None:
+        self.op = op
+        self.value = value
+        self.start = start
+
+
+@dataclass(slots=True)
+class Walked:
+    """One pickle, walked: `root`, and what a rewrite needs. All positions are bytes of `data`."""
+
+    data: bytes
+    start: int
+    end: int
+    root: Any
+    protocol: int
+    memo: dict[int, Any]
+    memo_start: dict[int, int]
+    gets: list[int]
+    puts: list[int]
+    persistent: list[Pers]
+    calls: list[Obj]
+    globals: dict[tuple[str, str], Global]
+    frames: list[int]
+    stack_globals: list[tuple[int, int, Global]]
+    builds_on_others: list[tuple[int, Any]]
+    oddities: dict[str, int] = field(default_factory=dict)
+
+
+def pairs(node: Box | Obj) -> Iterator[tuple[Any, Any, int, int, int]]:
+    """(key, value, key start, value start, end) of each dict item, in file order."""
+    for batch in node.batches or ():
+        if batch.op not in PAIR_OPS:
+            continue
+        items, starts, count = batch.items, batch.starts, len(batch.items)
+        for i in range(0, count, 2):
+            end = starts[i + 2] if i + 2 < count else batch.end
+            yield items[i], items[i + 1], starts[i], starts[i + 1], end
+
+
+def elements(node: Box | Obj) -> Iterator[tuple[Any, int, int]]:
+    """(value, start, end) of each list or set item, in file order."""
+    for batch in node.batches or ():
+        if batch.op in PAIR_OPS:
+            continue
+        starts, count = batch.starts, len(batch.items)
+        for i, value in enumerate(batch.items):
+            yield value, starts[i], starts[i + 1] if i + 1 < count else batch.end
+
+
+def items_of(args: Any) -> list[Any] | None:
+    """The items of a tuple node; None for anything else."""
+    if type(args) is Tup:
+        return args.items
+    return [] if args == () and type(args) is tuple else None
+
+
+def children(node: Any) -> list[Any]:
+    """All nodes directly under a node, in file order (empty for scalars)."""
+    kind = type(node)
+    if kind is Tup:
+        return list(node.items)
+    if kind is Pers:
+        return [node.pid]
+    if kind is not Box and kind is not Obj:
+        return []
+    found: list[Any] = [] if kind is Box else [node.fn, node.args, node.kwargs]
+    for batch in node.batches or ():
+        found.extend(batch.items)
+    if node.state is not None:
+        found.append(node.state.value)
+    return found
+
+
+def text_of(node: Any) -> str | None:
+    """A str, or a Python 2 str decoded (UTF-8, else Latin-1); None for anything else."""
+    if type(node) is str:
+        return node
+    if type(node) is Raw and node.op in TEXT_OPS:
+        try:
+            return node.value.decode("utf-8")
+        except UnicodeDecodeError:
+            return node.value.decode("latin-1")
+    return None

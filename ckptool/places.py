@@ -1,0 +1,375 @@
+"""Where bytes come from: bounded reads of regular files, byte strings and file objects.
+
+Knows: files, folders, what may be opened. Must not know: formats.
+Never mmap: a file cut while it is mapped kills the process; a short read is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import BinaryIO
+
+from ckptool.errors import CkptError, InputChanged, PathEscape, SpecialFile, Truncated
+from ckptool.spans import Address, Span
+
+PlaceLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | BinaryIO
+
+# Tests set these to None to force the seek-and-read way of systems that have neither.
+pread: Callable[[int, int, int], bytes] | None = getattr(os, "pread", None)
+preadv: Callable[[int, list[memoryview], int], int] | None = getattr(os, "preadv", None)
+
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
+_OPEN_FLAGS = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+)
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+_OPEN_ERRORS = {
+    errno.ENOENT: ("no such file", "check the path"),
+    errno.ENOTDIR: ("no such file", "check the path"),
+    errno.EACCES: ("no permission to read it", "ask its owner for read permission"),
+    errno.ELOOP: ("a symbolic link that leads back to itself", "give the real file"),
+    errno.ENXIO: ("a socket, not a file", "give a regular file"),
+}
+
+
+class Source:
+    """Bytes that can be read at any offset; `size` in bytes, `name` is what errors call it.
+
+    Thread-safe. Subclasses give `_fetch`.
+    """
+
+    def __init__(self, name: str, size: int, address: Address) -> None:
+        self.name = name
+        self.size = size
+        self.address = address
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset`; empty only at the end."""
+        raise NotImplementedError
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from byte `offset`.
+
+        Raises Truncated outside of the source or when the file became shorter, CkptError
+        when the device fails.
+        """
+        self._check(offset, size)
+        data = self._fetched(offset, size)
+        if len(data) == size:
+            return data
+        pieces = [data]
+        have = len(data)
+        while have < size:
+            pieces.append(self._fetched(offset + have, size - have))
+            have += len(pieces[-1])
+        return b"".join(pieces)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `offset`. Raises as `read`."""
+        buffer[:] = self.read(offset, len(buffer))
+
+    def window(self, span: Span) -> Source:
+        """The bytes of `span` as a Source of their own. Raises Truncated when out of bounds."""
+        self._check(span.offset, span.size)
+        return _Window(self, span)
+
+    def absolute(self, span: Span) -> Span:
+        """A span of this source in the coordinates of the file that lies under it."""
+        return span
+
+    def fileno(self) -> int | None:
+        """A descriptor the kernel can copy from (in `absolute` coordinates), if there is one."""
+        return None
+
+    def unchanged(self) -> bool:
+        """Whether the file is still the one that was opened (inode, size, time of change)."""
+        return True
+
+    def close(self) -> None:
+        """Give the file back; closing twice is fine."""
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise Truncated(
+                f"{size:,} bytes from byte {offset:,} are needed, there are {self.size:,} in all",
+                path=self.name,
+                hint="download or copy it again",
+            )
+
+    def _fetched(self, offset: int, size: int) -> bytes:
+        try:
+            data = self._fetch(offset, size)
+        except OSError as error:
+            raise self._device_error(error, offset) from error
+        if not data and size:
+            raise self._shortened(offset)
+        return data
+
+    def _device_error(self, error: OSError, offset: int) -> CkptError:
+        return CkptError(
+            f"reading failed: {error.strerror or error}",
+            path=self.name,
+            offset=offset,
+            hint="the disk or the network failed; copy the file elsewhere and try again",
+        )
+
+    def _shortened(self, offset: int) -> Truncated:
+        return Truncated(
+            "the file became shorter while it was read",
+            path=self.name,
+            offset=offset,
+            hint="wait until whoever writes it has finished",
+        )
+
+
+class BytesSource(Source):
+    """A byte string read as a file."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(name, len(data), Address("", len(data)))
+        self._data = data
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+
+class StreamSource(Source):
+    """A seekable binary file object that belongs to the caller: seek and read under a lock."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._lock = threading.Lock()
+        self._stream = stream
+        name = getattr(stream, "name", None)
+        try:
+            size = stream.seek(0, io.SEEK_END)
+        except (OSError, ValueError, AttributeError) as error:
+            raise SpecialFile(
+                f"the file object cannot seek: {error}",
+                hint="read it into io.BytesIO, or give a path",
+            ) from error
+        super().__init__(name if isinstance(name, str) else "<stream>", size, Address("", size))
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        with self._lock:
+            self._stream.seek(offset)
+            return self._stream.read(size)
+
+    def unchanged(self) -> bool:
+        """Whether the stream still has its size."""
+        with self._lock:
+            return self._stream.seek(0, io.SEEK_END) == self.size
+
+
+class FileSource(Source):
+    """A regular file by its descriptor; `identity` is (device, inode, size, mtime in ns)."""
+
+    def __init__(self, fd: int, name: str, uri: str, info: os.stat_result) -> None:
+        super().__init__(name, info.st_size, Address(uri, info.st_size, _identity(info)))
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        if pread is not None:
+            return pread(self._fd, size, offset)
+        with self._lock:
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            return os.read(self._fd, size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` without a copy where the system can."""
+        if preadv is None:
+            return super().read_into(offset, buffer)
+        self._check(offset, len(buffer))
+        done = 0
+        while done < len(buffer):
+            try:
+                count = preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise self._device_error(error, offset + done) from error
+            if not count:
+                raise self._shortened(offset + done)
+            done += count
+        return None
+
+    def fileno(self) -> int | None:
+        """The descriptor itself."""
+        return self._fd
+
+    def unchanged(self) -> bool:
+        """Compare inode, size and mtime with those at opening."""
+        return _identity(os.fstat(self._fd)) == self.address.identity
+
+    def close(self) -> None:
+        """Close the descriptor; later reads fail, and never read another file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Window(Source):
+    """A span of another source. Closing it leaves the other open."""
+
+    def __init__(self, outer: Source, span: Span) -> None:
+        super().__init__(outer.name, span.size, outer.address)
+        self._outer = outer
+        self._span = span
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        return self._outer.read(self._span.offset + offset, size)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._check(offset, len(buffer))
+        self._outer.read_into(self._span.offset + offset, buffer)
+
+    def absolute(self, span: Span) -> Span:
+        return self._outer.absolute(span.within(self._span))
+
+    def fileno(self) -> int | None:
+        return self._outer.fileno()
+
+    def unchanged(self) -> bool:
+        return self._outer.unchanged()
+
+
+def open_source(place: PlaceLike) -> Source:
+    """Open a path or wrap a seekable binary file object (whose position is moved).
+
+    Raises SpecialFile for whatever is not a regular file that can be read.
+    """
+    if isinstance(place, str | bytes | os.PathLike):
+        path = os.fsdecode(place)
+        return _open_path(path, path)
+    return StreamSource(place)
+
+
+def reopen(address: Address) -> Source:
+    """Open what `address` names, if it is still the same file.
+
+    Raises InputChanged when it is another, SpecialFile when it is gone or never had a path.
+    """
+    if not address.uri:
+        raise SpecialFile("a file object cannot be opened again", hint="give a path")
+    source = open_source(address.uri)
+    if source.address.identity == (address.identity or source.address.identity) and (
+        source.size == address.size_bytes
+    ):
+        return source
+    source.close()
+    raise changed(address.uri)
+
+
+def changed(path: str) -> InputChanged:
+    """The error for an input that is not what it was when it was opened."""
+    return InputChanged(
+        "the file changed while it was read",
+        path=path,
+        hint="wait until whoever writes it has finished, then run again",
+    )
+
+
+def describe(mode: int) -> str:
+    """What a path with this `st_mode` is, in words."""
+    return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+class Folder:
+    """The regular files right inside a folder. Raises SpecialFile when it is none."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fsdecode(path)
+        if not os.path.isdir(self.path):
+            text = "not a folder" if os.path.exists(self.path) else "no such folder"
+            raise SpecialFile(text, path=self.path, hint="check the path")
+
+    def list(self) -> list[str]:
+        """Names of its regular files (links to such included), sorted."""
+        try:
+            with os.scandir(self.path) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file())
+        except OSError as error:
+            raise _open_error(self.path, error) from error
+
+    def child(self, name: str) -> Source:
+        """Open one of its files.
+
+        Raises PathEscape when `name` is not a plain name or a link leads out of the folder,
+        SpecialFile as `open_source`.
+        """
+        path = os.path.join(self.path, name)
+        if not _plain(name):
+            raise PathEscape(
+                "a file name that is not a plain name in the folder",
+                path=self.path,
+                member=name,
+                hint="edit the name, or do not use this file",
+            )
+        real = os.path.realpath(path)
+        if not real.startswith(os.path.join(os.path.realpath(self.path), "")):
+            raise PathEscape(
+                "a link that leads out of the folder",
+                path=path,
+                hint="put the file itself in its place",
+            )
+        return _open_path(real, path)
+
+
+def _plain(name: str) -> bool:
+    unsafe = any(letter in name for letter in "/\\\0") or name in ("", ".", "..")
+    return not unsafe and not os.path.splitdrive(name)[0]
+
+
+def _identity(info: os.stat_result) -> tuple[int, ...]:
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+
+
+def _open_path(path: str, name: str) -> Source:
+    try:
+        fd = os.open(path, _OPEN_FLAGS)
+    except (OSError, ValueError) as error:
+        raise _open_error(name, error) from error
+    info = os.fstat(fd)
+    if stat.S_ISREG(info.st_mode):
+        return FileSource(fd, name, path, info)
+    os.close(fd)
+    raise _special(name, info.st_mode)
+
+
+def _special(path: str, mode: int) -> SpecialFile:
+    return SpecialFile(f"{describe(mode)}, not a file", path=path, hint="give a regular file")
+
+
+def _open_error(path: str, error: OSError | ValueError) -> SpecialFile:
+    if isinstance(error, ValueError):  # a NUL byte in the path
+        return SpecialFile("not a possible path", hint="check the path")
+    if os.path.isdir(path):  # Windows refuses to open a folder
+        return _special(path, stat.S_IFDIR)
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        target = os.readlink(path)
+        return SpecialFile(
+            f"a link to '{target}', which does not exist", path=path, hint="restore the target"
+        )
+    text, hint = _OPEN_ERRORS.get(error.errno or 0, (error.strerror or str(error), "check it"))
+    return SpecialFile(text, path=path, hint=hint)

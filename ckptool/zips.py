@@ -1,0 +1,400 @@
+"""Zip archives read so strictly that no two readers can disagree about them (Rule Z).
+
+Knows: zip records, their descriptors, the end records. Must not know: torch's meanings.
+`zipfile` is not used: it and torch show different contents for several kinds of file, and it
+refuses honest files without checksums.
+`zipplan` plans archives, `zipcut` looks for what is left of a cut one.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+from ckptool.errors import (
+    CkptError,
+    CrcMismatch,
+    LimitExceeded,
+    NotACheckpoint,
+    PathEscape,
+    Truncated,
+    ZipAmbiguous,
+    ZipEncrypted,
+)
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import Source
+from ckptool.ziplayout import (
+    CENTRAL,
+    CENTRAL_MARK,
+    DEFLATED,
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_MARK,
+    END,
+    END64,
+    END64_MARK,
+    END_MARK,
+    FULL16,
+    FULL32,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    LOCAL_MARK,
+    LOCATOR,
+    LOCATOR_MARK,
+    STORED,
+    zip64_values,
+)
+
+_ENCRYPTED = 0x1 | 0x40 | 0x2000  # encrypted, strongly encrypted, headers masked
+_PATCHED = 0x20
+_MODES = (0, 0o10, 0o4)  # Unix file type: unset, regular file, folder
+
+_BAD_NAME = re.compile(r"[\0\\]|^/|^[A-Za-z]:|(?:^|/)\.{0,2}/|(?:^|/)\.{1,2}\Z")
+_REPACK = "unpack it and save it again with torch.save"
+_AGAIN = "download or copy it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record. Offsets and sizes in bytes; `crc` as recorded (0 may mean: not recorded).
+
+    `name` is the full one, `method` 0 (stored) or 8 (deflated).
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc: int
+    compressed_size: int
+    size: int
+    header_offset: int
+    data_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """All entries in file order; `records` finds them by their name inside the folder `top`."""
+
+    top: str
+    entries: tuple[Entry, ...]
+    records: dict[str, Entry]
+
+
+class _Row(NamedTuple):
+    """A central directory entry, before it is compared with its local header."""
+
+    offset: int
+    raw_name: bytes
+    name: str
+    flags: int
+    method: int
+    crc: int
+    compressed_size: int
+    size: int
+
+
+class _End(NamedTuple):
+    """Where the central directory lies, from the end records."""
+
+    total: int
+    offset: int
+    size: int
+
+
+def read_directory(source: Source, limits: Limits = DEFAULT) -> Directory:
+    """Every entry of the archive, checked against its local header.
+
+    Raises Truncated, ZipAmbiguous, ZipEncrypted, PathEscape, LimitExceeded, and
+    NotACheckpoint for an empty zip or one whose entries are in no folder.
+    """
+    try:
+        end = _find_directory(source)
+        if end.total > limits.entry_count:
+            raise LimitExceeded(
+                "entries", f"{end.total:,} zip entries, at most {limits.entry_count:,} are read"
+            )
+        rows = _central_rows(source.read(end.offset, end.size), end.total)
+        top = _one_root(rows)
+        rows.sort()
+        entries = _match_local_headers(source, rows, end.offset)
+    except CkptError as error:
+        error.path = error.path or source.name
+        raise
+    skip = len(top) + 1
+    records = {entry.name[skip:]: entry for entry in entries if not entry.name.endswith("/")}
+    return Directory(top, entries, records)
+
+
+def _ambiguous(text: str, member: str | None = None, hint: str = _REPACK) -> NoReturn:
+    raise ZipAmbiguous(text, member=member, hint=hint)
+
+
+# --- the end records -------------------------------------------------------------------------
+
+
+def _find_directory(source: Source) -> _End:
+    at = _find_end(source)
+    mark, disk, first_disk, here, count, size, offset, _ = END.unpack(source.read(at, END.size))
+    if mark == END_MARK and at == 0:
+        raise NotACheckpoint("an empty zip", hint="save the checkpoint again")
+    if disk or first_disk or here != count:
+        _ambiguous("one part of a zip over several disks")
+    end = _End(count, offset, size)
+    locator = source.read(at - LOCATOR.size, LOCATOR.size) if at >= LOCATOR.size else b""
+    if locator.startswith(LOCATOR_MARK):
+        at, end = _read_end64(source, at - LOCATOR.size, locator, end)
+    elif count == FULL16 or FULL32 in (size, offset):
+        _ambiguous("the zip64 end record is missing")
+    if end.offset + end.size != at:
+        _ambiguous("the zip directory does not end where the end record begins")
+    if end.total * CENTRAL.size > end.size:
+        _ambiguous("the end record counts more entries than the zip directory can hold")
+    return end
+
+
+def _find_end(source: Source) -> int:
+    """The offset of the one end record, which has no comment and ends the file."""
+    start = max(0, source.size - END.size - FULL16)
+    tail = source.read(start, source.size - start)
+    at = tail.rfind(END_MARK)
+    if at < 0:
+        raise Truncated(f"no zip end record: the file is cut at {source.size:,} bytes", hint=_AGAIN)
+    ends = [_end_of(tail, match.start()) for match in re.finditer(END_MARK, tail)]
+    if at + END.size > len(tail):
+        raise Truncated(
+            f"the file is cut inside the zip end record, at {source.size:,} bytes", hint=_AGAIN
+        )
+    if ends[-1] > len(tail):
+        raise Truncated("the file is cut inside the comment of the zip", hint=_AGAIN)
+    if ends[-1] < len(tail):
+        _ambiguous(f"{len(tail) - ends[-1]:,} bytes after the end of the zip")
+    if at + END.size != len(tail):
+        _ambiguous(f"a zip comment of {len(tail) - at - END.size:,} bytes")
+    if any(end >= len(tail) for end in ends[:-1]):
+        _ambiguous("two zip end records")
+    return start + at
+
+
+def _end_of(tail: bytes, at: int) -> int:
+    """Where the end record at `at` ends, its comment included."""
+    length = tail[at + 20 : at + 22]
+    return at + END.size + (int.from_bytes(length, "little") if len(length) == 2 else 0)
+
+
+def _read_end64(source: Source, locator_at: int, locator: bytes, small: _End) -> tuple[int, _End]:
+    """The zip64 end record, which must lie right before its locator and agree with `small`."""
+    _, disk, at, disks = LOCATOR.unpack(locator)
+    if disk or disks != 1 or at + END64.size != locator_at:
+        _ambiguous("the zip64 locator does not point at the record before it")
+    mark, size, _, _, *rest = END64.unpack(source.read(at, END64.size))
+    disk, first_disk, here, count, cd_size, cd_offset = rest
+    if mark != END64_MARK or size != END64.size - 12 or disk or first_disk or here != count:
+        _ambiguous("the zip64 end record is malformed")
+    big = _End(count, cd_offset, cd_size)
+    full = _End(FULL16, FULL32, FULL32)
+    if any(s not in (b, f) for s, b, f in zip(small, big, full, strict=True)):
+        _ambiguous("the zip and the zip64 end record disagree")
+    return at, big
+
+
+# --- the central directory -------------------------------------------------------------------
+
+
+def _central_rows(directory: bytes, count: int) -> list[_Row]:
+    """Its entries; names are unique without regard to case, as torch finds them."""
+    rows: list[_Row] = []
+    seen: set[str] = set()
+    at = 0
+    for _ in range(count):
+        row, at = _central_row(directory, at)
+        folded = row.name.casefold()
+        if folded in seen:
+            _ambiguous("two entries with one name", row.name)
+        seen.add(folded)
+        rows.append(row)
+    if at != len(directory):
+        _ambiguous("the zip directory holds more than the end record counts")
+    return rows
+
+
+def _central_row(directory: bytes, at: int) -> tuple[_Row, int]:
+    try:
+        fields = CENTRAL.unpack_from(directory, at)
+    except struct.error:
+        _ambiguous("the zip directory is cut")
+    mark, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = fields[:12]
+    comment_size, disk, _, attributes, offset = fields[12:]
+    extra_at = at + CENTRAL.size + name_size
+    end = extra_at + extra_size + comment_size
+    if mark != CENTRAL_MARK or end > len(directory):
+        _ambiguous("a malformed entry in the zip directory")
+    raw = directory[at + CENTRAL.size : extra_at]
+    name = _checked_name(raw)
+    if FULL32 in (size, packed, offset):
+        extra = directory[extra_at : extra_at + extra_size]
+        size, packed, offset = zip64_values(extra, (size, packed, offset), name)
+    if flags & (_ENCRYPTED | _PATCHED):
+        what = "encrypted" if flags & _ENCRYPTED else "marked as patch data"
+        raise ZipEncrypted(f"a zip entry is {what}", member=name, hint=_REPACK)
+    if method not in (STORED, DEFLATED):
+        _ambiguous(f"compression method {method}, which torch cannot read", name)
+    if method == STORED and packed != size:
+        _ambiguous("an uncompressed entry with two sizes", name)
+    if disk or attributes >> 28 not in _MODES:
+        _ambiguous("an entry that is a link or special file, or on another disk", name)
+    if name.endswith("/") and size:
+        _ambiguous("a folder with content", name)
+    return _Row(offset, raw, name, flags, method, crc, packed, size), end
+
+
+def _checked_name(raw: bytes) -> str:
+    try:
+        name = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        _ambiguous("an entry name that is not UTF-8", repr(raw[:80]))
+    if not name:
+        _ambiguous("an entry without a name")
+    if _BAD_NAME.search(name):
+        raise PathEscape("an entry name that is not a plain path", member=name, hint=_REPACK)
+    return name
+
+
+def _one_root(rows: Sequence[_Row]) -> str:
+    """The folder that all entries are in."""
+    loose = [row.name for row in rows if "/" not in row.name]
+    if loose or not rows:
+        shown = ", ".join(loose[:5]) + (", ..." if len(loose) > 5 else "")
+        raise NotACheckpoint(
+            f"a zip around other files, contains: {shown or 'nothing'}; unpack it first",
+            hint="unpack it and give the file inside",
+        )
+    roots = sorted({row.name.partition("/")[0] for row in rows})
+    if len(roots) > 1:
+        shown = ", ".join(roots[:5]) + (", ..." if len(roots) > 5 else "")
+        hint = "zip it again without __MACOSX" if "__MACOSX" in roots else _REPACK
+        _ambiguous(f"more than one folder at the top of the zip: {shown}", hint=hint)
+    return roots[0]
+
+
+# --- the local headers -----------------------------------------------------------------------
+
+
+def _match_local_headers(source: Source, rows: list[_Row], end: int) -> tuple[Entry, ...]:
+    """Entries whose headers, data and descriptors fill [0, `end`) without gap or overlap.
+
+    One read an entry takes the descriptor of the entry before and the header together.
+    """
+    entries: list[Entry] = []
+    at = 0  # where the data of the entry before ends
+    before: _Row | None = None
+    for row in rows:
+        gap = row.offset - at
+        if gap not in (0, 16, 24) or row.offset + LOCAL.size + len(row.raw_name) > end:
+            _ambiguous("bytes that no entry owns, or two entries own, before it", row.name)
+        block = source.read(at, gap + LOCAL.size + len(row.raw_name))
+        _check_descriptor(before, block[:gap])
+        data = _check_local(source, row, block, gap)
+        at = data + row.compressed_size
+        if at > end:
+            _ambiguous("an entry that reaches beyond the data of the zip", row.name)
+        sizes = (row.crc, row.compressed_size, row.size)
+        entries.append(Entry(row.name, row.method, row.flags, *sizes, row.offset, data))
+        before = row
+    if end - at not in (0, 16, 24):
+        _ambiguous("bytes that no entry owns before the zip directory")
+    _check_descriptor(before, source.read(at, end - at))
+    return tuple(entries)
+
+
+def _check_local(source: Source, row: _Row, block: bytes, at: int) -> int:
+    """Compare the local header at `at` of `block`; return the file offset of the data."""
+    mark, _, flags, method, _, _, crc, packed, size, name_size, extra_size = LOCAL.unpack_from(
+        block, at
+    )
+    if mark != LOCAL_MARK:
+        _ambiguous("no local header where the zip directory puts one", row.name)
+    if (flags, method) != (row.flags, row.method) or name_size != len(row.raw_name):
+        _ambiguous("the local header and the zip directory disagree", row.name)
+    if block[at + LOCAL.size :] != row.raw_name:
+        _ambiguous("the local header and the zip directory name different files", row.name)
+    data: int = row.offset + LOCAL.size + name_size + extra_size
+    if flags & HAS_DESCRIPTOR and not (crc or packed or size):
+        return data
+    if FULL32 in (size, packed):
+        extra = source.read(data - extra_size, extra_size)
+        size, packed = zip64_values(extra, (size, packed), row.name)
+    found, true = (crc, packed, size), (row.crc, row.compressed_size, row.size)
+    # With a descriptor the header may leave any of the three at zero.
+    if any(f != t and (f or not flags & HAS_DESCRIPTOR) for f, t in zip(found, true, strict=True)):
+        _ambiguous("the local header and the zip directory give different sizes", row.name)
+    return data
+
+
+def _check_descriptor(row: _Row | None, data: bytes) -> None:
+    """`data` is what lies between the end of the entry's data and the next header."""
+    if not data and (row is None or not row.flags & HAS_DESCRIPTOR or not row.compressed_size):
+        return  # torch writes no descriptor after zero bytes
+    if row is None or not row.flags & HAS_DESCRIPTOR:
+        _ambiguous("bytes that no entry owns after it", row.name if row else None)
+    layout = DESCRIPTOR64 if len(data) == DESCRIPTOR64.size else DESCRIPTOR
+    expected = (DESCRIPTOR_MARK, row.crc, row.compressed_size, row.size)
+    if not data or layout.unpack(data) != expected:
+        _ambiguous("a missing or different data descriptor", row.name)
+
+
+# --- contents --------------------------------------------------------------------------------
+
+
+def read_entry(source: Source, entry: Entry, limits: Limits = DEFAULT) -> bytes:
+    """The bytes of a record, inflated if need be, checked against its CRC where recorded.
+
+    Raises LimitExceeded before memory is spent, CrcMismatch when the bytes are damaged.
+    """
+    _check_limits(source, entry, limits)
+    data = source.read(entry.data_offset, entry.compressed_size)
+    if entry.method == DEFLATED:
+        data = _inflated(data, entry, source.name)
+    if entry.crc and zlib.crc32(data) != entry.crc:
+        raise CrcMismatch(
+            f"the bytes of '{entry.name}' do not have their recorded checksum",
+            path=source.name,
+            member=entry.name,
+            hint=_AGAIN,
+        )
+    return data
+
+
+def _check_limits(source: Source, entry: Entry, limits: Limits) -> None:
+    biggest = max(entry.size, entry.compressed_size)
+    if biggest > limits.pickle_bytes:
+        text = f"a record of {biggest:,} bytes, at most {limits.pickle_bytes:,} are read"
+        raise LimitExceeded("pickle-bytes", text, path=source.name, member=entry.name)
+    ratio = entry.size / max(entry.compressed_size, 1)
+    if entry.method == DEFLATED and entry.size > 1 << 20 and ratio > limits.inflate_ratio:
+        text = f"a record that inflates {ratio:,.0f} times, at most {limits.inflate_ratio} is read"
+        raise LimitExceeded("inflate-ratio", text, path=source.name, member=entry.name)
+
+
+def _inflated(data: bytes, entry: Entry, path: str) -> bytes:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        result = inflater.decompress(data, entry.size + 1)
+    except zlib.error as error:
+        raise CrcMismatch(
+            f"the deflated bytes of '{entry.name}' are damaged: {error}",
+            path=path,
+            member=entry.name,
+            hint=_AGAIN,
+        ) from error
+    if len(result) != entry.size or not inflater.eof or inflater.unused_data:
+        raise ZipAmbiguous(
+            "a deflated entry that does not inflate to its recorded size",
+            path=path,
+            member=entry.name,
+            hint=_REPACK,
+        )
+    return result
