@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from shlex import quote
 
 from ckptool.errors import KeyCollision, UsageError
 
@@ -25,7 +26,7 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 UNCOUNTED = frozenset({"n_averaged", "total_ops", "total_params", "_extra_state"})
 """Root entries of a wrapper or a profiler; they do not count when "all keys" is asked."""
 
-DEEPEST = 64
+DEEPEST = 32
 """Components of a name that is searched for interior wrappers (the cost is quadratic in it);
 honest names stay under twenty."""
 
@@ -144,6 +145,8 @@ def _unwrap(names: Sequence[str], _: str) -> dict[str, str]:
     bare = _bare(names)
     while len(parents := _interior(bare)) == 1:
         inner = _unwrap_at(bare, next(iter(parents)))
+        if not inner:
+            break  # `features.module.`: nothing remains after it
         bare = [inner.get(name, name) for name in bare]
     return {old: new for old, new in zip(names, bare, strict=True) if old != new}
 
@@ -185,9 +188,14 @@ def _common_depth(names: Sequence[str]) -> int:
 
 def _bare(names: Sequence[str]) -> list[str]:
     """The names without known wrappers, and without the leading `module` that all carry."""
-    known = [_KNOWN.sub("", name) for name in names]
+    known = [_KNOWN.sub("", name) if _may_wrap(name) else name for name in names]
     lead = _strip_module_if_all(known, "")
     return [lead.get(name, name) for name in known]
+
+
+def _may_wrap(name: str) -> bool:
+    """A quick no for most names: the pattern takes ten times longer."""
+    return "_orig_mod." in name or "_wrapped_module." in name
 
 
 def _interior(names: Sequence[str]) -> dict[str, int]:
@@ -196,6 +204,8 @@ def _interior(names: Sequence[str]) -> dict[str, int]:
     Of a stack (`features.module.module`) the outermost path stands for all.
     """
     found: dict[str, int] = {}
+    if not any(".module." in name for name in names):
+        return found
     split = [n.split(".") for n in names if "." in n and n.count(".") < DEEPEST]
     for parts in split:
         for at in range(1, len(parts) - 1):
@@ -207,8 +217,8 @@ def _interior(names: Sequence[str]) -> dict[str, int]:
         for at in depths:
             if at < len(parts) and parts[at] != "module":
                 found.pop(".".join(parts[:at]), None)
-    return {path: n for path, n in found.items() if path.removesuffix(".module") not in found
-            or not path.endswith(".module")}  # fmt: skip
+    inner = {path for path in found if path.endswith(".module") and path[:-7] in found}
+    return {path: n for path, n in found.items() if path not in inner}
 
 
 # What is worth saying about the names that came out
@@ -229,8 +239,8 @@ def _left_inside(names: Sequence[str]) -> list[Remark]:
     if not parents:
         return []
     places = ", ".join(parents[:3]) + (f" and {len(parents) - 3:,} more" if parents[3:] else "")
-    text = f"'module' under {places} is left: it may be an honest name; to remove it, name its place"
-    flags = " ".join(f"--unwrap-at {_shell(path)}" for path in parents)
+    text = f"'module' under {places} is left: it may be an honest name; name its place to remove it"
+    flags = " ".join(f"--unwrap-at {quote(path)}" for path in parents)
     return [Remark("interior-module", text, flags)]
 
 
@@ -257,8 +267,9 @@ def wrappers(keys: Sequence[str]) -> list[tuple[str, int, int]]:
             stack = lead.group()[:-1].split(".")
             known, n = stacks.get(stack[0], (stack, 0))
             stacks[stack[0]] = _common(known, stack), n + 1
-        for name in set(_KNOWN.findall(key, lead.end() if lead else 0)):
-            inside[name[:-1]] += 1
+        if _may_wrap(key):
+            for name in set(_KNOWN.findall(key, lead.end() if lead else 0)):
+                inside[name[:-1]] += 1
     found = [(".".join(stack) + ".", n, total) for stack, n in stacks.values()]
     found += [(name, n, total) for name, n in inside.items() if n]
     return found + [(f"{path}.module", n, total) for path, n in _interior(_bare(counted)).items()]
@@ -315,8 +326,9 @@ def _learn(old: str, new: str, moved: dict[str, str], wrapping: dict[str, str]) 
         above, _, last = old.rpartition(".")
         goal, _, name = new.rpartition(".")
         if left == right or (right and last == name):
-            if moved.setdefault(above, goal) == goal and left < old.count(".") + 1:
-                return
+            if moved.get(above) == goal:
+                return  # from here on another key has shown the same
+            moved.setdefault(above, goal)
             old, new, left, right = above, goal, left - 1, right - 1
         elif left > right:
             wrapping.setdefault(above, new)
@@ -366,8 +378,3 @@ def _glob(pattern: str) -> re.Pattern[str]:
 def _quoted(text: str) -> str:
     """`text` in single quotes, safe to paste into a shell."""
     return "'" + text.replace("'", "'\"'\"'") + "'"
-
-
-def _shell(text: str) -> str:
-    """`text` as one shell word, quoted only where needed."""
-    return text if re.fullmatch(r"[\w.]+", text, re.ASCII) else _quoted(text)

@@ -24,6 +24,7 @@ FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "the true value is in the zip64 record"
 ZIP64_FIELD = 1
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x8
+REPACK = "unpack it and save it again with torch.save"  # the hint of every refusal
 
 
 def zip64_values(extra: bytes, values: Sequence[int], name: str) -> list[int]:
@@ -34,7 +35,8 @@ def zip64_values(extra: bytes, values: Sequence[int], name: str) -> list[int]:
     fields = [data for tag, data in _extra_fields(extra) if tag == ZIP64_FIELD]
     wanted = [index for index, value in enumerate(values) if value == FULL32]
     if len(fields) != 1 or len(fields[0]) < 8 * len(wanted):
-        raise ZipAmbiguous("a missing, doubled or short zip64 field", member=name)
+        text = "a missing, doubled or short zip64 field"
+        raise ZipAmbiguous(text, member=name, hint=REPACK)
     result = list(values)
     for place, index in enumerate(wanted):
         result[index] = int.from_bytes(fields[0][8 * place : 8 * place + 8], "little")

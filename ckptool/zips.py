@@ -27,6 +27,7 @@ from ckptool.errors import (
 )
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
+from ckptool.spans import Span
 from ckptool.ziplayout import (
     CENTRAL,
     CENTRAL_MARK,
@@ -45,6 +46,7 @@ from ckptool.ziplayout import (
     LOCAL_MARK,
     LOCATOR,
     LOCATOR_MARK,
+    REPACK,
     STORED,
     zip64_values,
 )
@@ -53,25 +55,26 @@ _ENCRYPTED = 0x1 | 0x40 | 0x2000  # encrypted, strongly encrypted, headers maske
 _PATCHED = 0x20
 _MODES = (0, 0o10, 0o4)  # Unix file type: unset, regular file, folder
 
-_BAD_NAME = re.compile(r"[\0\\]|^/|^[A-Za-z]:|(?:^|/)\.{0,2}/|(?:^|/)\.{1,2}\Z")
-_REPACK = "unpack it and save it again with torch.save"
+_USUAL_FLAGS = 0x808  # a descriptor follows, names are UTF-8
+_BAD_NAME = re.compile(r"[\0\\]|^[A-Za-z]:|^\.{0,2}/|/\.{0,2}/|/\.{1,2}$|^\.{0,2}$")
+_ANY_BAD_NAME = re.compile(_BAD_NAME.pattern, re.MULTILINE)
 _AGAIN = "download or copy it again"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One record. Offsets and sizes in bytes; `crc` as recorded (0 may mean: not recorded).
 
-    `name` is the full one, `method` 0 (stored) or 8 (deflated).
+    `name` is the full one, `method` 0 (stored) or 8 (deflated). A tuple because a file may
+    have a hundred thousand, and dataclasses take four times as long to make.
     """
 
+    header_offset: int
     name: str
     method: int
     flags: int
     crc: int
     compressed_size: int
     size: int
-    header_offset: int
     data_offset: int
 
 
@@ -82,19 +85,6 @@ class Directory:
     top: str
     entries: tuple[Entry, ...]
     records: dict[str, Entry]
-
-
-class _Row(NamedTuple):
-    """A central directory entry, before it is compared with its local header."""
-
-    offset: int
-    raw_name: bytes
-    name: str
-    flags: int
-    method: int
-    crc: int
-    compressed_size: int
-    size: int
 
 
 class _End(NamedTuple):
@@ -117,19 +107,18 @@ def read_directory(source: Source, limits: Limits = DEFAULT) -> Directory:
             raise LimitExceeded(
                 "entries", f"{end.total:,} zip entries, at most {limits.entry_count:,} are read"
             )
-        rows = _central_rows(source.read(end.offset, end.size), end.total)
-        top = _one_root(rows)
-        rows.sort()
-        entries = _match_local_headers(source, rows, end.offset)
+        listed = _central_entries(source.read(end.offset, end.size), end.total)
+        top = _check_names([entry.name for entry in listed])
+        entries = _match_local_headers(source, sorted(listed), end.offset)
     except CkptError as error:
         error.path = error.path or source.name
         raise
     skip = len(top) + 1
-    records = {entry.name[skip:]: entry for entry in entries if not entry.name.endswith("/")}
+    records = {entry.name[skip:]: entry for entry in entries if entry.name[-1] != "/"}
     return Directory(top, entries, records)
 
 
-def _ambiguous(text: str, member: str | None = None, hint: str = _REPACK) -> NoReturn:
+def _ambiguous(text: str, member: str | None = None, hint: str = REPACK) -> NoReturn:
     raise ZipAmbiguous(text, member=member, hint=hint)
 
 
@@ -204,146 +193,151 @@ def _read_end64(source: Source, locator_at: int, locator: bytes, small: _End) ->
 # --- the central directory -------------------------------------------------------------------
 
 
-def _central_rows(directory: bytes, count: int) -> list[_Row]:
-    """Its entries; names are unique without regard to case, as torch finds them."""
-    rows: list[_Row] = []
-    seen: set[str] = set()
+def _central_entries(directory: bytes, count: int) -> list[Entry]:
+    """Its entries in their order there, data offsets still unknown (-1)."""
+    entries = []
     at = 0
     for _ in range(count):
-        row, at = _central_row(directory, at)
-        folded = row.name.casefold()
-        if folded in seen:
-            _ambiguous("two entries with one name", row.name)
-        seen.add(folded)
-        rows.append(row)
+        try:
+            fields = CENTRAL.unpack_from(directory, at)
+        except struct.error:
+            _ambiguous("the zip directory is cut")
+        mark, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = fields[:12]
+        comment_size, disk, _, attributes, offset = fields[12:]
+        name_at = at + CENTRAL.size
+        extra_at = name_at + name_size
+        at = extra_at + extra_size + comment_size
+        if mark != CENTRAL_MARK or at > len(directory):
+            _ambiguous("a malformed entry in the zip directory")
+        name = _decoded(directory[name_at:extra_at])
+        if FULL32 in (size, packed, offset):
+            extra = directory[extra_at : extra_at + extra_size]
+            size, packed, offset = zip64_values(extra, (size, packed, offset), name)
+        if packed != size or flags & ~_USUAL_FLAGS or method or disk or attributes:
+            _check_unusual(name, flags, method, packed == size, disk, attributes)
+        entries.append(Entry(offset, name, method, flags, crc, packed, size, -1))
     if at != len(directory):
         _ambiguous("the zip directory holds more than the end record counts")
-    return rows
+    return entries
 
 
-def _central_row(directory: bytes, at: int) -> tuple[_Row, int]:
+def _decoded(raw: bytes) -> str:
     try:
-        fields = CENTRAL.unpack_from(directory, at)
-    except struct.error:
-        _ambiguous("the zip directory is cut")
-    mark, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = fields[:12]
-    comment_size, disk, _, attributes, offset = fields[12:]
-    extra_at = at + CENTRAL.size + name_size
-    end = extra_at + extra_size + comment_size
-    if mark != CENTRAL_MARK or end > len(directory):
-        _ambiguous("a malformed entry in the zip directory")
-    raw = directory[at + CENTRAL.size : extra_at]
-    name = _checked_name(raw)
-    if FULL32 in (size, packed, offset):
-        extra = directory[extra_at : extra_at + extra_size]
-        size, packed, offset = zip64_values(extra, (size, packed, offset), name)
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        _ambiguous("an entry name that is not UTF-8", repr(raw[:80]))
+
+
+def _check_unusual(
+    name: str, flags: int, method: int, one_size: bool, disk: int, attributes: int
+) -> None:
+    """What torch's own entries never have: refused, unless it is harmless."""
     if flags & (_ENCRYPTED | _PATCHED):
         what = "encrypted" if flags & _ENCRYPTED else "marked as patch data"
-        raise ZipEncrypted(f"a zip entry is {what}", member=name, hint=_REPACK)
+        raise ZipEncrypted(f"a zip entry is {what}", member=name, hint=REPACK)
     if method not in (STORED, DEFLATED):
         _ambiguous(f"compression method {method}, which torch cannot read", name)
-    if method == STORED and packed != size:
+    if method == STORED and not one_size:
         _ambiguous("an uncompressed entry with two sizes", name)
     if disk or attributes >> 28 not in _MODES:
         _ambiguous("an entry that is a link or special file, or on another disk", name)
-    if name.endswith("/") and size:
-        _ambiguous("a folder with content", name)
-    return _Row(offset, raw, name, flags, method, crc, packed, size), end
 
 
-def _checked_name(raw: bytes) -> str:
-    try:
-        name = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        _ambiguous("an entry name that is not UTF-8", repr(raw[:80]))
-    if not name:
-        _ambiguous("an entry without a name")
-    if _BAD_NAME.search(name):
-        raise PathEscape("an entry name that is not a plain path", member=name, hint=_REPACK)
-    return name
-
-
-def _one_root(rows: Sequence[_Row]) -> str:
-    """The folder that all entries are in."""
-    loose = [row.name for row in rows if "/" not in row.name]
-    if loose or not rows:
-        shown = ", ".join(loose[:5]) + (", ..." if len(loose) > 5 else "")
+def _check_names(names: list[str]) -> str:
+    """The one folder that all entries are in; names differ by more than case."""
+    # One search over all names; only where it hits, one for each.
+    if _ANY_BAD_NAME.search("\n".join(names)):
+        for name in names:
+            if _BAD_NAME.search(name):
+                text = "an entry name that is not a plain path"
+                raise PathEscape(text, member=name, hint=REPACK)
+    loose = [name for name in names if "/" not in name]
+    if loose or not names:
         raise NotACheckpoint(
-            f"a zip around other files, contains: {shown or 'nothing'}; unpack it first",
+            f"a zip around other files, contains: {_some(loose) or 'nothing'}; unpack it first",
             hint="unpack it and give the file inside",
         )
-    roots = sorted({row.name.partition("/")[0] for row in rows})
+    roots = {name.partition("/")[0] for name in names}
     if len(roots) > 1:
-        shown = ", ".join(roots[:5]) + (", ..." if len(roots) > 5 else "")
-        hint = "zip it again without __MACOSX" if "__MACOSX" in roots else _REPACK
-        _ambiguous(f"more than one folder at the top of the zip: {shown}", hint=hint)
-    return roots[0]
+        hint = "zip it again without __MACOSX" if "__MACOSX" in roots else REPACK
+        _ambiguous(f"more than one folder at the top of the zip: {_some(sorted(roots))}", hint=hint)
+    # torch finds records without regard to case.
+    if len({name.casefold() for name in names}) != len(names):
+        seen: set[str] = set()
+        for name in names:
+            if name.casefold() in seen:
+                _ambiguous("two entries with one name", name)
+            seen.add(name.casefold())
+    return roots.pop()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 # --- the local headers -----------------------------------------------------------------------
 
 
-def _match_local_headers(source: Source, rows: list[_Row], end: int) -> tuple[Entry, ...]:
+def _match_local_headers(source: Source, listed: list[Entry], end: int) -> tuple[Entry, ...]:
     """Entries whose headers, data and descriptors fill [0, `end`) without gap or overlap.
 
     One read an entry takes the descriptor of the entry before and the header together.
     """
     entries: list[Entry] = []
     at = 0  # where the data of the entry before ends
-    before: _Row | None = None
-    for row in rows:
-        gap = row.offset - at
-        if gap not in (0, 16, 24) or row.offset + LOCAL.size + len(row.raw_name) > end:
-            _ambiguous("bytes that no entry owns, or two entries own, before it", row.name)
-        block = source.read(at, gap + LOCAL.size + len(row.raw_name))
-        _check_descriptor(before, block[:gap])
-        data = _check_local(source, row, block, gap)
-        at = data + row.compressed_size
+    tail = 0  # the flags of the entry before, if it has data: whether a descriptor follows
+    for entry in listed:
+        offset, name, method, flags, crc, packed, size, _ = entry
+        raw_name = name.encode()
+        gap = offset - at
+        if gap not in (0, 16, 24) or offset + LOCAL.size + len(raw_name) > end:
+            _ambiguous("bytes that no entry owns, or two entries own, before it", name)
+        block = source.read(at, gap + LOCAL.size + len(raw_name))
+        if gap or tail & HAS_DESCRIPTOR:
+            _check_descriptor(entries, block[:gap])
+        mark, _, flags_here, method_here, _, _, *sums, name_size, extra_size = LOCAL.unpack_from(
+            block, gap
+        )
+        if mark != LOCAL_MARK or name_size != len(raw_name) or not block.endswith(raw_name):
+            _ambiguous("no local header of that name where the zip directory puts it", name)
+        if flags_here != flags or method_here != method:
+            _ambiguous("the local header and the zip directory disagree", name)
+        data = offset + LOCAL.size + name_size + extra_size
+        if sums != [0, 0, 0] or not flags & HAS_DESCRIPTOR:
+            _check_sums(source, entry, sums, Span(data - extra_size, extra_size))
+        at = data + packed
         if at > end:
-            _ambiguous("an entry that reaches beyond the data of the zip", row.name)
-        sizes = (row.crc, row.compressed_size, row.size)
-        entries.append(Entry(row.name, row.method, row.flags, *sizes, row.offset, data))
-        before = row
+            _ambiguous("an entry that reaches beyond the data of the zip", name)
+        tail = flags if packed else 0
+        entries.append(Entry(offset, name, method, flags, crc, packed, size, data))
     if end - at not in (0, 16, 24):
         _ambiguous("bytes that no entry owns before the zip directory")
-    _check_descriptor(before, source.read(at, end - at))
+    if end - at or tail & HAS_DESCRIPTOR:
+        _check_descriptor(entries, source.read(at, end - at))
     return tuple(entries)
 
 
-def _check_local(source: Source, row: _Row, block: bytes, at: int) -> int:
-    """Compare the local header at `at` of `block`; return the file offset of the data."""
-    mark, _, flags, method, _, _, crc, packed, size, name_size, extra_size = LOCAL.unpack_from(
-        block, at
-    )
-    if mark != LOCAL_MARK:
-        _ambiguous("no local header where the zip directory puts one", row.name)
-    if (flags, method) != (row.flags, row.method) or name_size != len(row.raw_name):
-        _ambiguous("the local header and the zip directory disagree", row.name)
-    if block[at + LOCAL.size :] != row.raw_name:
-        _ambiguous("the local header and the zip directory name different files", row.name)
-    data: int = row.offset + LOCAL.size + name_size + extra_size
-    if flags & HAS_DESCRIPTOR and not (crc or packed or size):
-        return data
+def _check_sums(source: Source, entry: Entry, sums: list[int], extra: Span) -> None:
+    """The CRC and sizes of a local header; with a descriptor, each may be left at zero."""
+    crc, packed, size = sums
     if FULL32 in (size, packed):
-        extra = source.read(data - extra_size, extra_size)
-        size, packed = zip64_values(extra, (size, packed), row.name)
-    found, true = (crc, packed, size), (row.crc, row.compressed_size, row.size)
-    # With a descriptor the header may leave any of the three at zero.
-    if any(f != t and (f or not flags & HAS_DESCRIPTOR) for f, t in zip(found, true, strict=True)):
-        _ambiguous("the local header and the zip directory give different sizes", row.name)
-    return data
+        field = source.read(extra.offset, extra.size)
+        size, packed = zip64_values(field, (size, packed), entry.name)
+    true = (entry.crc, entry.compressed_size, entry.size)
+    late = entry.flags & HAS_DESCRIPTOR
+    if any(f != t and (f or not late) for f, t in zip((crc, packed, size), true, strict=True)):
+        _ambiguous("the local header and the zip directory give different sizes", entry.name)
 
 
-def _check_descriptor(row: _Row | None, data: bytes) -> None:
-    """`data` is what lies between the end of the entry's data and the next header."""
-    if not data and (row is None or not row.flags & HAS_DESCRIPTOR or not row.compressed_size):
-        return  # torch writes no descriptor after zero bytes
-    if row is None or not row.flags & HAS_DESCRIPTOR:
-        _ambiguous("bytes that no entry owns after it", row.name if row else None)
+def _check_descriptor(entries: list[Entry], data: bytes) -> None:
+    """`data` lies between the end of the last entry's data and the next header."""
+    if not entries or not entries[-1].flags & HAS_DESCRIPTOR:
+        _ambiguous("bytes that no entry owns after it", entries[-1].name if entries else None)
+    entry = entries[-1]
     layout = DESCRIPTOR64 if len(data) == DESCRIPTOR64.size else DESCRIPTOR
-    expected = (DESCRIPTOR_MARK, row.crc, row.compressed_size, row.size)
+    expected = (DESCRIPTOR_MARK, entry.crc, entry.compressed_size, entry.size)
     if not data or layout.unpack(data) != expected:
-        _ambiguous("a missing or different data descriptor", row.name)
+        _ambiguous("a missing or different data descriptor", entry.name)
 
 
 # --- contents --------------------------------------------------------------------------------
@@ -395,6 +389,6 @@ def _inflated(data: bytes, entry: Entry, path: str) -> bytes:
             "a deflated entry that does not inflate to its recorded size",
             path=path,
             member=entry.name,
-            hint=_REPACK,
+            hint=REPACK,
         )
     return result

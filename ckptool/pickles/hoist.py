@@ -215,6 +215,8 @@ class Emitter:
                 self._copy(frame, pos)
                 frame.pos = max(frame.pos, payload)
         elif kind == _DEFINES:
+            if payload in self.active and payload != frame.slot:
+                raise self._cycle(payload)
             if frame.slot >= 0 and payload in self.defined:
                 self._fetch_instead(frame, pos, payload)
         elif kind == _REPLACE:
@@ -258,8 +260,6 @@ class Emitter:
 
     def _fetch_instead(self, frame: _Frame, pos: int, slot: int) -> None:
         """A nested definition that stands in the output already."""
-        if slot in self.active:
-            raise self._cycle(slot)
         self._copy(frame, pos)
         self.out += get_op(slot)
         frame.pos = self.lost[slot]

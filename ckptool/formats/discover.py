@@ -1,0 +1,342 @@
+"""Finding the state_dicts, modules and tensors of a walked pickle.
+
+Knows: how frameworks lay out a checkpoint (formats 7): structure first, names second.
+Must not know: containers, verbs. Nothing recurses: a million nested dicts cost a list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptool.checkpoint import Path, Table, Tensor
+from ckptool.errors import CkptError, LimitExceeded
+from ckptool.formats.torch_pickle import TensorReader, _evolve, array_shape, global_name
+from ckptool.limits import Limits
+from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, pairs, text_of
+
+_SKIP = re.compile(
+    r"optim|sched|scaler|(^|_)rng|loss|criterion|callback|loops|args|cfg|config|hyper|meta$|history|(^|_)amp(_|$)"
+)
+_RANK = ("state_dict", "model", "model_state_dict", "net", "network", "module", "params_ema",
+         "params", "model_state", "weights", "generator", "G", "netG", "netG_A", "teacher", "student",
+         "ema", "ema_model", "model_ema", "state_dict_ema", "ema_state_dict")  # fmt: skip
+_SCALARS = (int, float, bool, type(None))
+
+
+@dataclass(slots=True)
+class Found:
+    """What stands in one pickle. `owners` maps a table's path to the dict node that holds it."""
+
+    tables: list[Table] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    owners: dict[Path, Any] = field(default_factory=dict)
+    weights: int | None = None
+
+
+def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
+    """(key, value, key start, value start, end) of a dict-like node; None for another.
+
+    Python 2 wrote OrderedDict's items as a list of pairs among its arguments.
+    """
+    if type(node) is Box:
+        return list(pairs(node)) if node.kind == 0x7D else None
+    if type(node) is not Obj:
+        return None
+    args = items_of(node.args) or []
+    if global_name(node.fn) == "collections.OrderedDict" and args and type(args[0]) is Box:
+        return [row for row in map(_listed_pair, elements(args[0])) if row is not None]
+    if node.batches and any(batch.op in (0x75, 0x73) for batch in node.batches):
+        return list(pairs(node))
+    return [] if global_name(node.fn) == "collections.OrderedDict" else None
+
+
+def _listed_pair(element: tuple[Any, int, int]) -> tuple[Any, Any, int, int, int] | None:
+    node, _, _ = element
+    if type(node) is Box and node.kind == 0x5D:
+        parts = list(elements(node))
+        if len(parts) == 2:
+            return parts[0][0], parts[1][0], parts[0][1], parts[1][1], parts[1][2]
+    if type(node) is Tup and len(node.items) == 2:
+        return node.items[0], node.items[1], node.starts[0], node.starts[1], node.end
+    return None
+
+
+def state_items(node: Obj) -> dict[str, Any] | None:
+    """The dict BUILD gave an object, by text keys (the last wins); None without one."""
+    if node.state is None or type(node.state.value) is not Box:
+        return None
+    rows = dict_items(node.state.value)
+    return None if rows is None else {k: v for k, v, *_ in rows if type(k) is str}
+
+
+def key_text(key: Any) -> str:
+    """A dict key as text: strings as they are, other scalars as Python writes them."""
+    text = text_of(key)
+    if text is not None:
+        return text
+    if type(key) is Raw:
+        return repr(key.value)
+    if type(key) is Tup:
+        return f"({', '.join(key_text(item) if type(item) is not Tup else '…' for item in key.items[:8])})"  # fmt: skip
+    return repr(key) if type(key) in (*_SCALARS, tuple) else f"<{type(key).__name__.lower()}>"
+
+
+class Discoverer:
+    """One walk over all nodes, in file order, each node once."""
+
+    def __init__(self, reader: TensorReader, limits: Limits, arrays: bool = False) -> None:
+        self.reader = reader
+        self.arrays = arrays
+        self.limits = limits
+        self.found = Found()
+        self.seen: set[int] = set()
+        self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
+
+    def run(self, root: Any) -> Found:
+        """Find everything under `root`. Raises LimitExceeded beyond the nesting limit."""
+        stack: list[tuple[Any, Path, bool]] = [(root, (), True)]
+        while stack:
+            node, path, wanted = stack.pop()
+            if type(node) not in (Box, Obj, Tup, Pers) or id(node) in self.seen:
+                if type(node) is Obj:
+                    self._again(node, path)
+                continue
+            self.seen.add(id(node))
+            if len(path) > self.limits.nesting:
+                raise LimitExceeded("nesting", f"containers inside each other, more than {self.limits.nesting} deep")  # fmt: skip
+            if self._tensor(node, path):
+                continue
+            if wanted:
+                self._table(node, path)
+            below = list(self._below(node, path, wanted))
+            stack.extend(reversed(below))
+        self._rank()
+        return self.found
+
+    def _tensor(self, node: Any, path: Path) -> bool:
+        try:
+            tensor = self.reader.tensor(node) or self._array(node)
+        except CkptError as error:
+            if error.key is None:
+                error.key = ".".join(map(str, path)) or None
+            raise
+        if tensor is None:
+            return False
+        self.found.tensors.append(_evolve(tensor, path=path, key=str(path[-1]) if path else ""))
+        return True
+
+    def _again(self, node: Obj, path: Path) -> None:
+        """A tensor object met a second time is a second name of it."""
+        if self.reader.tensor(node) is not None:
+            self._tensor(node, path)
+
+    def _array(self, node: Any) -> Tensor | None:
+        shape = array_shape(node) if self.arrays else None
+        if shape is None:
+            return None
+        return Tensor("", None, shape, None, 0, None, None, "ndarray")
+
+    # -- going down --------------------------------------------------------------------------
+    def _below(self, node: Any, path: Path, wanted: bool) -> Iterator[tuple[Any, Path, bool]]:
+        rows = dict_items(node)
+        if rows is not None:
+            optimizer = {"state", "param_groups"} <= {k for k, *_ in rows if type(k) is str}
+            for key, value, *_ in rows:
+                name = key_text(key) if type(key) is not int else key
+                skip = optimizer or (type(name) is str and _SKIP.search(name) is not None)
+                if type(key) in (Tup, Obj, Box):
+                    yield key, (*path, "<key>"), False
+                yield value, (*path, name), wanted and not skip
+        if type(node) is Tup:
+            for i, item in enumerate(node.items):
+                yield item, (*path, i), wanted
+        elif type(node) is Pers:
+            yield node.pid, path, False
+        else:
+            if rows is None:
+                for i, (value, _, _) in enumerate(elements(node)):
+                    yield value, (*path, i), wanted
+            yield from self._object(node, path, wanted)
+
+    def _object(self, node: Box | Obj, path: Path, wanted: bool) -> Iterator[tuple[Any, Path, bool]]:
+        if type(node) is Obj:
+            for i, item in enumerate(items_of(node.args) or ()):
+                yield item, (*path, i), False
+            if node.kwargs is not None:
+                yield node.kwargs, (*path, "kwargs"), False
+            if type(node.fn) is Obj:
+                yield node.fn, (*path, "function"), False
+        if node.state is not None:
+            state = node.state.value
+            rows = dict_items(state)
+            if rows is None:
+                yield state, (*path, "state"), False
+                return
+            self.seen.add(id(state))
+            inside = wanted and not self._is_module(node)
+            for key, value, *_ in rows:
+                name = key_text(key)
+                yield value, (*path, name), inside and _SKIP.search(name) is None
+
+    def _is_module(self, node: Any) -> bool:
+        return type(node) is Obj and self.module_attributes(node) is not None
+
+    # -- tables ------------------------------------------------------------------------------
+    def _table(self, node: Any, path: Path) -> None:
+        if self._is_module(node):
+            table = self._module_table(node, path)
+        else:
+            table = self._dict_table(node, path)
+        if table is not None and path not in self.found.owners:
+            self.found.tables.append(table)
+            self.found.owners[path] = node
+
+    def _dict_table(self, node: Any, path: Path) -> Table | None:
+        rows = dict_items(node)
+        if not rows:
+            return None
+        named = [row for row in rows if text_of(row[0]) is not None]
+        keys = {text_of(row[0]) for row in named}
+        if {"state", "param_groups"} <= keys:
+            return None
+        tensors, others, containers = [], [], 0
+        for key, value, *_ in rows:
+            tensor = self._member(value, path, key)
+            if tensor is not None:
+                tensors.append(tensor)
+            else:
+                others.append((key_text(key), _kind_word(value)))
+                containers += type(value) not in (*_SCALARS, str)
+        if not _is_state_dict(len(tensors), len(rows), containers, len(named)):
+            return None
+        names = [tensor.key for tensor in tensors]
+        return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
+                     _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
+                     tuple(others))  # fmt: skip
+
+    def _member(self, value: Any, path: Path, key: Any) -> Tensor | None:
+        name = key_text(key)
+        try:
+            tensor = self.reader.tensor(value) or self._array(value)
+        except CkptError as error:
+            if error.key is None:
+                error.key = name
+            raise
+        if tensor is None or tensor.kind == "storage":
+            return None
+        return _evolve(tensor, key=name, path=(*path, key if type(key) is int else name))
+
+    def _module_table(self, node: Obj, path: Path) -> Table | None:
+        tensors = tuple(self._module_tensors(node, path))
+        return Table(path, tensors, None, "module", global_name(node.fn) or _reconstructed(node))
+
+    def _module_tensors(self, node: Obj, path: Path) -> Iterator[Tensor]:
+        """The state_dict of a pickled module, in torch's order: own parameters, own
+        persistent buffers, then the children (torch/nn/modules/module.py)."""
+        stack: list[tuple[Any, str]] = [(node, "")]
+        seen: set[int] = set()
+        while stack:
+            module, prefix = stack.pop()
+            parts = self.module_attributes(module) if type(module) is Obj else None
+            if parts is None or id(module) in seen:
+                continue
+            seen.add(id(module))
+            hidden = _texts_of(parts.get("_non_persistent_buffers_set"))
+            for group in ("_parameters", "_buffers"):
+                for key, value, *_ in dict_items(parts.get(group)) or ():
+                    tensor = self._member(value, path, prefix + key_text(key))
+                    if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
+                        yield tensor
+            below = [(value, f"{prefix}{key_text(key)}.") for key, value, *_ in dict_items(parts.get("_modules")) or ()]  # fmt: skip
+            stack.extend(reversed(below))
+
+    # -- which one is shown ------------------------------------------------------------------
+    def _rank(self) -> None:
+        found = self.found
+        nested = {table.path for table in found.tables if table.kind == "module"}
+        keep = [t for t in found.tables if t.kind == "module" or not _under(t.path, nested)]
+        keep = [t for t in keep if t.kind != "module" or not _under(t.path, nested)]
+        found.tables[:] = keep
+        best = min(range(len(keep)), key=lambda i: _rank_of(keep[i]), default=None)
+        if best is None and found.tensors:
+            members = [t for t in found.tensors if t.kind != "storage"]
+            named = tuple(_evolve(t, key=".".join(map(str, t.path))) for t in members)
+            if named:
+                found.tables.append(Table((), named, None, "tensors"))
+        found.weights = best
+
+
+def _under(path: Path, roots: set[Path]) -> bool:
+    return any(path[:i] in roots for i in range(len(path)))
+
+
+def _rank_of(table: Table) -> tuple[int, int, int]:
+    depth = len(table.path)
+    name = str(table.path[0]) if table.path else ""
+    place = _RANK.index(name) if name in _RANK else len(_RANK)
+    if "ema" in name.lower() and name not in _RANK:
+        place += 1
+    return (-1 if depth == 0 else place, -len(table.tensors), depth)
+
+
+def _is_state_dict(tensor_count: int, count: int, container_count: int, named_count: int) -> bool:
+    """At least half tensors, or 60 % of what is neither a number nor None; named by strings."""
+    if not tensor_count or named_count * 2 < count:
+        return False
+    return tensor_count * 2 >= count or tensor_count >= 0.6 * (tensor_count + container_count)
+
+
+def _twice(keys: list[str]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(key for key, count in counts.items() if count > 1)
+
+
+def _kind_word(value: Any) -> str:
+    if type(value) in (*_SCALARS, str):
+        return type(value).__name__
+    if type(value) is Box:
+        return {0x7D: "dict", 0x5D: "list"}.get(value.kind, "set")
+    if type(value) is Obj:
+        return global_name(value.fn) or "object"
+    return {Tup: "tuple", Raw: "bytes", Pers: "storage"}.get(type(value), "value")
+
+
+def _texts_of(node: Any) -> frozenset[str]:
+    """The strings of a set node (protocol 2 writes set([…]))."""
+    if type(node) is Obj:
+        args = items_of(node.args) or []
+        node = args[0] if args else None
+    if type(node) is not Box:
+        return frozenset()
+    return frozenset(text for value, _, _ in elements(node) if (text := text_of(value)) is not None)
+
+
+def module_parts(node: Obj) -> dict[str, Any] | None:
+    """The attributes of a pickled nn.Module; None for another object."""
+    state = state_items(node)
+    if state is None or "_modules" not in state or "_parameters" not in state:
+        return None
+    return state
+
+
+def _reconstructed(node: Obj) -> str | None:
+    args = items_of(node.args) or []
+    return global_name(args[0]) if args else None
+
+
+def metadata_of(node: Any) -> dict[str, Any] | None:
+    """A state_dict's `_metadata`: module path to its plain values; None without one."""
+    if type(node) is not Obj:
+        return None
+    rows = dict_items((state_items(node) or {}).get("_metadata"))
+    if rows is None:
+        return None
+    return {
+        key_text(key): {key_text(k): v for k, v, *_ in dict_items(value) or () if type(v) in (*_SCALARS, str)}
+        for key, value, *_ in rows
+    }  # fmt: skip

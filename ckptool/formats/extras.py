@@ -1,0 +1,244 @@
+"""The values beside the weights, as one line for people and plain data for JSON.
+
+Knows: optimizers, schedulers, argparse and numpy scalars as nodes. Must not know: containers.
+Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptool.checkpoint import Extra, Path
+from ckptool.formats.discover import dict_items, key_text
+from ckptool.formats.torch_pickle import TensorReader, device_text, global_name
+from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
+
+_LEAVES, _DEPTH, _TEXT = 64, 4, 160
+_OPTIMIZERS = (("exp_avg_sq", "Adam-like"), ("momentum_buffer", "SGD-like"),
+               ("square_avg", "RMSprop-like"), ("sum", "Adagrad-like"), ("exp_avg", "Lion-like"))  # fmt: skip
+_BIG = 1 << 64
+
+
+class Describer:
+    """Turns nodes into plain values; `reader` tells tensors from other objects."""
+
+    def __init__(self, reader: TensorReader) -> None:
+        self.reader = reader
+
+    def extra(self, node: Any, path: Path) -> Extra:
+        """One entry: its type, its JSON-ready value (None when opaque), one line of text."""
+        optimizer = self._optimizer(node)
+        if optimizer is not None:
+            return Extra(path, "optimizer", optimizer, _optimizer_text(optimizer))
+        tensor = self.reader.tensor(node)
+        if tensor is not None:
+            value = {"shape": list(tensor.shape or ()), "dtype": tensor.dtype.name if tensor.dtype else None, "device": tensor.device}  # fmt: skip
+            return Extra(path, "tensor", value, f"{value['dtype']} tensor {value['shape']} on {tensor.device}")  # fmt: skip
+        left = [_LEAVES]
+        value = self._value(node, _DEPTH, left, frozenset())
+        return Extra(path, _type_word(node), value, self._text(node, value))
+
+    def _text(self, node: Any, value: Any) -> str:
+        if type(node) is Obj and _class_of(node) is not None:
+            inner = value if isinstance(value, dict) else {}
+            shown = ", ".join(f"{k}={_short(v)}" for k, v in list(inner.items())[:6])
+            more = ", …" if len(inner) > 6 else ""
+            name = str(_class_of(node)).rpartition(".")[2]
+            return f"{name}({shown}{more})"[:_TEXT] if inner else name
+        if isinstance(value, dict):
+            return f"dict of {len(value)}: " + ", ".join(map(str, list(value)[:8]))
+        if isinstance(value, list):
+            return f"{_type_word(node)} of {len(value)}"
+        return _short(value)
+
+    def _value(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
+        """Plain data for a node; '…' where a bound is reached, '<cycle>' where it holds itself."""
+        if type(node) not in (Box, Obj, Tup, Pers, Global, Raw):
+            return _scalar(node)
+        left[0] -= 1
+        if left[0] < 0 or depth < 0:
+            return "…"
+        if id(node) in above:
+            return "<cycle>"
+        above = above | {id(node)}
+        if type(node) is Raw:
+            return text_of(node) or f"<{len(node.value)} bytes>"
+        if type(node) is Global:
+            return f"<{node.full}>"
+        if type(node) is Pers:
+            return "<storage>"
+        return self._compound(node, depth - 1, left, above)
+
+    def _compound(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
+        if type(node) is Tup:
+            return [self._value(item, depth, left, above) for item in node.items[: _LEAVES + 1]]
+        if type(node) is Obj:
+            tensor = self.reader.tensor(node)
+            if tensor is not None:
+                return f"<tensor {list(tensor.shape or ())}>"
+            special = _special(node)
+            if special is not None:
+                return special
+        rows = dict_items(node)
+        if not rows and type(node) is Obj and node.state is not None:
+            rows = dict_items(node.state.value)
+        if rows is not None:
+            return {key_text(k): self._value(v, depth, left, above) for k, v, *_ in rows[: _LEAVES + 1]}  # fmt: skip
+        values = [value for value, *_ in elements(node)]
+        if type(node) is Box or values:
+            return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
+        name = _class_of(node)
+        return f"<{name}>" if name else "<object>"
+
+    # -- optimizers --------------------------------------------------------------------------
+    def _optimizer(self, node: Any) -> dict[str, Any] | None:
+        """Groups, parameter count, state names and devices of an optimizer's state_dict."""
+        rows = dict_items(node)
+        if rows is None:
+            return None
+        parts = {k: v for k, v, *_ in rows if type(k) is str}
+        if not {"state", "param_groups"} <= parts.keys():
+            return None
+        states = dict_items(parts["state"]) or []
+        names: dict[str, int] = {}
+        devices: dict[str, int] = {}
+        for _, state, *_ in states:
+            for key, value, *_ in dict_items(state) or ():
+                names[key_text(key)] = names.get(key_text(key), 0) + 1
+                tensor = self.reader.tensor(value)
+                if tensor is not None:
+                    devices[tensor.device] = devices.get(tensor.device, 0) + 1
+        groups = [self._group(group) for group, *_ in elements(parts["param_groups"])] if type(parts["param_groups"]) is Box else []  # fmt: skip
+        family = next((word for name, word in _OPTIMIZERS if name in names), "optimizer")
+        return {"family": family, "groups": groups, "state_count": len(states), "state_names": list(names), "devices": devices}  # fmt: skip
+
+    def _group(self, node: Any) -> dict[str, Any]:
+        group: dict[str, Any] = {}
+        for key, value, *_ in dict_items(node) or ():
+            name = key_text(key)
+            if name in ("params", "param_names"):
+                group[f"{name}_count"] = sum(1 for _ in elements(value)) if type(value) is Box else 0
+            elif len(group) < _LEAVES:
+                group[name] = self._value(value, 1, [_LEAVES], frozenset())
+        return group
+
+
+def _optimizer_text(value: dict[str, Any]) -> str:
+    groups = value["groups"]
+    params = sum(group.get("params_count", 0) for group in groups)
+    words = [value["family"], f"{len(groups)} group{'s' * (len(groups) != 1)}", f"{params} parameters"]
+    buffers = [name for name in value["state_names"] if name != "step"]
+    if buffers and value["devices"]:
+        where = ", ".join(f"{device} ({count})" for device, count in value["devices"].items())
+        words.append(f"{', '.join(buffers[:4])} on {where}")
+    elif not value["state_count"]:
+        words.append("no state yet")
+    return ", ".join(words)
+
+
+def _scalar(node: Any) -> Any:
+    if type(node) is int and abs(node) >= _BIG:
+        return f"<{node.bit_length()}-bit int>"
+    if type(node) is float and (node != node or node in (float("inf"), float("-inf"))):
+        return repr(node)
+    if node == () and type(node) is tuple:
+        return []
+    return node
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{…}" if value else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value[:4]))}{', …' if len(value) > 4 else ''}]"
+    return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
+
+
+def _class_of(node: Obj) -> str | None:
+    """The class an object is of, seen through copy_reg._reconstructor."""
+    name = global_name(node.fn)
+    if name in ("copy_reg._reconstructor", "copyreg._reconstructor"):
+        args = items_of(node.args) or []
+        return global_name(args[0]) if args else None
+    if name in ("collections.OrderedDict", "collections.defaultdict"):
+        return None
+    return name
+
+
+def _special(node: Obj) -> Any:
+    """Values that one call spells: devices, paths, bytes, numpy scalars, sets, sizes."""
+    device = device_text(node)
+    if device is not None:
+        return f"device('{device}')"
+    name = global_name(node.fn) or ""
+    args = items_of(node.args) or []
+    if name.startswith("pathlib."):
+        return "/".join(filter(None, map(text_of, args)))
+    if name == "_codecs.encode" and args and type(args[0]) is str:
+        return f"<{len(args[0])} bytes>"
+    if name.endswith("multiarray.scalar") and len(args) == 2:
+        return _numpy_scalar(args[0], args[1])
+    if name in ("torch.Size", "__builtin__.set", "builtins.set") and args:
+        inner = args[0]
+        items = items_of(inner) if type(inner) is not Box else [v for v, *_ in elements(inner)]
+        return [_scalar(item) if type(item) in (int, float, str, bool) else "…" for item in items or ()]
+    return None
+
+
+_NUMPY = {"f2": "<e", "f4": "<f", "f8": "<d", "i1": "<b", "i2": "<h", "i4": "<i", "i8": "<q",
+          "u1": "<B", "u2": "<H", "u4": "<I", "u8": "<Q", "b1": "<?"}  # fmt: skip
+
+
+def _numpy_scalar(dtype: Any, data: Any) -> Any:
+    """The number in numpy's scalar(dtype, bytes); None when it is no plain number."""
+    from struct import error, unpack
+
+    from ckptool.formats.judge import inert_raw
+
+    args = items_of(dtype.args) if type(dtype) is Obj else None
+    code = text_of(args[0]) if args else None
+    raw = inert_raw(data)
+    state = items_of(dtype.state.value) if type(dtype) is Obj and dtype.state is not None else None
+    order = ">" if state and len(state) > 1 and text_of(state[1]) == ">" else "<"
+    if raw is None or code not in _NUMPY:
+        return None
+    try:
+        return _scalar(unpack(_NUMPY[code].replace("<", order), raw)[0])
+    except error:
+        return None
+
+
+def _type_word(node: Any) -> str:
+    if type(node) is Obj:
+        return _class_of(node) or "dict"
+    if type(node) is Box:
+        return {0x7D: "dict", 0x5D: "list"}.get(node.kind, "set")
+    if type(node) is Tup:
+        return "tuple"
+    if type(node) is Raw:
+        return "str" if text_of(node) is not None else "bytes"
+    if type(node) is Global:
+        return "class"
+    return {Pers: "storage"}.get(type(node), type(node).__name__)
+
+
+def top_extras(root: Any, reader: TensorReader, tables: set[Path]) -> tuple[Extra, ...]:
+    """The entries of the root that no table holds, in file order."""
+    rows = dict_items(root)
+    if rows is None:
+        return ()
+    describer, found = Describer(reader), []
+    members = () in tables
+    for key, value, *_ in rows:
+        path: Path = (key if type(key) is int else key_text(key),)
+        if path in tables or (members and reader.tensor(value) is not None):
+            continue
+        found.append(describer.extra(value, path))
+    return tuple(found)
+
+
+def nested_tables(path: Path, tables: set[Path]) -> bool:
+    """Whether an entry only holds tables deeper down."""
+    return any(table[: len(path)] == path for table in tables)
+
+

@@ -1,0 +1,21 @@
+"""One tensor a line, tab separated, for `cut`, `awk` and `grep`.
+
+Knows: the order of the fields. Must not know: files, verbs. No headings, nothing cut short.
+"""
+
+from __future__ import annotations
+
+from ckptool.render.parts import Report, shown_tensors
+from ckptool.render.text import escape
+
+FIELDS = ("key", "shape", "dtype", "device", "size_bytes")
+
+
+def plain(report: Report) -> str:
+    """key, shape, dtype, device and bytes of each tensor; `?` where unknown."""
+    rows = ([tensor.get(name) for name in FIELDS] for tensor in shown_tensors(report))
+    return "\n".join("\t".join(map(_field, row)) for row in rows)
+
+
+def _field(value: object) -> str:
+    return "?" if value is None else escape(str(value))

@@ -1,0 +1,93 @@
+"""Strings for people: whatever came from a file passes `show()` first.
+
+Knows: code points, units, columns. Must not know: reports, files, verbs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence, Set
+
+WIDTH = 200
+"""Columns of one string from a file in a screen."""
+
+LONG = 2_000
+"""Columns of an error, a note or a command: our own words around names from a file."""
+
+# C0, DEL and C1; Arabic letter mark; zero-width and direction marks; separators and embeddings;
+# isolates; the byte order mark; tags; lone surrogates. CJK and accents stay as they are.
+_CLASS = (
+    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f\x7f-\x9f"
+)
+UNSAFE_IN_JSON = re.compile(f"[{_CLASS}]")
+"""The code points that a JSON encoder leaves as they are (it escapes C0 itself)."""
+
+_UNSAFE = re.compile(f"[\x00-\x1f{_CLASS}]")
+
+
+def escape(text: str) -> str:
+    r"""`text` with every control, direction and invisible code point as \x1b, \u202e, ..."""
+    return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
+
+
+def show(text: str, width: int = WIDTH) -> str:
+    """`text` on one line, safe for a terminal, at most `width` characters long."""
+    if len(text) <= width and not _UNSAFE.search(text):
+        return text
+    safe = escape(text[: width + 1])  # never a megabyte for the sake of two hundred
+    return safe if len(safe) <= width else safe[: width - 1] + "…"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB", "ZB")
+
+
+def human_bytes(size: int | None) -> str:
+    """Bytes in decimal units with one decimal: `256 B`, `37.6 kB`; `?` when unknown."""
+    if size is None:
+        return "?"
+    if size < 1000:
+        return f"{size} B"
+    if size >= 10**21:
+        return "over 1,000 EB"
+    value, unit = size / 1000, 0
+    while round(value, 1) >= 1000:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}"
+
+
+def count(number: int, noun: str = "") -> str:
+    """`11,689,512`; with a noun `1 tensor`, `62 tensors`."""
+    if not noun:
+        return f"{number:,}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shape_text(shape: Sequence[int] | None) -> str:
+    """A shape as torch prints it: `[64, 3, 7, 7]`; `?` when unknown."""
+    return "?" if shape is None else show(str(list(shape)))
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """A place in the file: components joined by dots, `(root)` for the top."""
+    return show(".".join(map(str, path))) if path else "(root)"
+
+
+def listing(items: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    rest = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + rest
+
+
+def lay_out(rows: Sequence[Sequence[str]], right: Set[int] = frozenset()) -> list[str]:
+    """Rows of strings as lines: columns two spaces apart, those in `right` right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = (f"{{:{'>' if at in right else '<'}{width}}}" for at, width in enumerate(widths))
+    line = "  ".join(aligned)
+    return [line.format(*row).rstrip() for row in rows]

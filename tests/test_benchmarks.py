@@ -1,0 +1,34 @@
+"""The benchmarks run, on files too small to say anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+ROWS = {
+    "inspect": ("ckptool inspect", "torch.load(mmap=True)", "import click, tabulate"),
+    "convert": ("ckptool convert --to-cpu --no-check", "rename, torch.save", "| cp |"),
+    "walk": ("ckptool.pickles.walk", "pickletools.genops"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ROWS)
+def test_a_benchmark_runs_and_keeps_its_table(name: str, tmp_path: Path):
+    pytest.importorskip("torch")
+    results = tmp_path / "results.md"
+    command = [sys.executable, BENCHMARKS / f"{name}.py", "--small", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--dir", tmp_path / "files", "--results", results],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = results.read_text(encoding="utf-8")
+    assert "Machine: " in text
+    for row in ROWS[name]:
+        assert row in text
+    assert text in done.stdout
