@@ -215,9 +215,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a conversion asks for, decided: keys are (table path, key); devices map
-    storage key to tag."""
+    """What a conversion asks for, decided: renames are keyed by (table path, key), devices
+    map a storage key to its new tag, device_arguments an old tag to a new one for what
+    rebuild functions are told."""
 
     renames: Mapping[tuple[Path, str], str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)
+    device_arguments: Mapping[str, str] = field(default_factory=dict)
     keep_unknown: bool = False

@@ -68,6 +68,7 @@ def write(
 
     `check` compares copies with their recorded CRC; `verify(source)` sees each finished temp
     file and may raise; `progress(bytes so far)` is called about every 16 MiB and at the end.
+    What `opener` gives is closed afterwards.
     Raises OutputError, InputChanged, CrcMismatch, StorageSize, Truncated; whatever is raised,
     the targets are as they were and no temp file is left.
     """

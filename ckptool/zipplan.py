@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ckptool.spans import Late, Literal, Part
+from ckptool.spans import Late, Literal, Part, total_size
 from ckptool.ziplayout import (
     CENTRAL,
     CENTRAL_MARK,
@@ -127,21 +127,25 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
 
 
 def _known_crc(record: Record) -> int | None:
-    if sum(part.size for part in record.parts) != record.size:
+    if total_size(record.parts) != record.size:
         raise ValueError(f"the parts of '{record.name}' do not have {record.size} bytes")
+    if record.crc is not None:
+        return record.crc
     literals = [part.data for part in record.parts if isinstance(part, Literal)]
-    if record.crc is None and len(literals) == len(record.parts):
+    if len(literals) == len(record.parts):
         return zlib.crc32(b"".join(literals))
-    if record.crc is None and len(record.parts) != 1:
+    if len(record.parts) != 1:
         raise ValueError(f"'{record.name}' has no CRC and {len(record.parts)} parts")
-    return record.crc
+    return None
 
 
 def _zip64(size: int, packed: int, offset: int) -> bytes:
     """The zip64 field: sizes where `size` needs it, the offset where that does."""
+    if size < FULL32 and offset < FULL32:
+        return b""
     values = ([size, packed] if size >= FULL32 else []) + ([offset] if offset >= FULL32 else [])
     body = struct.pack(f"<{len(values)}Q", *values)
-    return _FIELD_HEAD.pack(ZIP64_FIELD, len(body)) + body if values else b""
+    return _FIELD_HEAD.pack(ZIP64_FIELD, len(body)) + body
 
 
 def _local_header(entry: _Placed, alignment: int) -> bytes:

@@ -1,6 +1,7 @@
 """Rule Z, one row for each way to lie, and torch's own layout to the byte."""
 
 import io
+import itertools
 import pickle
 import random
 import struct
@@ -119,9 +120,9 @@ def test_honest_archives(data):
 
 def test_forced_zip64():
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        with archive.open("a/x", "w", force_zip64=True) as record:
-            record.write(b"12345")
+    archive = zipfile.ZipFile(stream, "w")
+    with archive, archive.open("a/x", "w", force_zip64=True) as record:
+        record.write(b"12345")
     assert_as_zipfile_sees_it(stream.getvalue())
 
 
@@ -469,7 +470,7 @@ def test_planned_as_torch_writes(tmp_path, name, known):
     parts = plan_zip(records_of(data, crc=known), options.get("storage_alignment", 64))
     assert written(parts, data) == data
     assert total_size(parts) == len(data)
-    pairs = zip(parts, parts[1:], strict=False)
+    pairs = itertools.pairwise(parts)
     assert not any(isinstance(a, Literal) and isinstance(b, Literal) for a, b in pairs)
 
 

@@ -77,7 +77,7 @@ _DICT_STATE, _TUPLE_STATE, _NO_STATE = "dict", "tuple", "none"
 
 # name -> (what its arguments must be, what BUILD may give it, whether items may be added)
 _CALLS: dict[str, tuple[Check, str, bool]] = {
-    **{name: (_any, _NO_STATE, False) for name in BUILDERS},
+    **{name: (_any, _TUPLE_STATE if name.endswith("Tensor") else _NO_STATE, False) for name in BUILDERS},  # fmt: skip
     "collections.OrderedDict": (_plain, _DICT_STATE, True),
     "collections.defaultdict": (_factory, _NO_STATE, True),
     "collections.Counter": (_plain, _DICT_STATE, True),
@@ -128,6 +128,8 @@ _RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.di
             "torch.distributed._mesh_layout.", "torch.distributed.device_mesh.",
             "torch.distributed.remote_device.", "torch.distributed.checkpoint.metadata.",
             "torch._dynamo.decorators._DimRange")  # fmt: skip
+_SHARDED = "torch.distributed._shard.sharded_tensor"
+_DOTTED = frozenset((f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING"))  # fmt: skip
 
 _REFERENCES = frozenset((
     "typing.Any", "collections.OrderedDict", "collections.defaultdict", "torch.Tensor", "torch.Size",
@@ -210,7 +212,7 @@ class Judge:
         return verdict
 
     def _judge_call(self, call: Obj) -> None:
-        fn = call.fn
+        fn = _embedded_class(call.fn)
         if type(fn) is GlobalNode and not fn.computed:
             self._callees.add(id(fn))
             module, name = _mapped(fn, self.walked.protocol)
@@ -227,7 +229,7 @@ class Judge:
     def _verdict(self, module: str, name: str, call: Obj) -> tuple[str, str]:
         args = items_of(call.args)
         full = f"{module}.{name}"
-        if args is None or "." in name and not is_foreign(module):
+        if args is None or ("." in name and not is_foreign(module) and full not in _DOTTED):
             return CODE, "called"
         if full in _CLASS_ARGUMENT and not self._subclass(full, args, call):
             return CODE, "called in an unusual way"
@@ -240,11 +242,13 @@ class Judge:
             return self._reconstructed(args, call)
         if full == "builtins.getattr":
             dotted = _attribute(call, self.walked.protocol)
-            if dotted and is_foreign(dotted[0]):
+            if dotted and (is_foreign(dotted[0]) or ".".join(dotted) in _DOTTED):
                 self._take_class(args[0], call)
                 return KNOWN, ""
             return CODE, "called"
-        if call.op == NEWOBJ and full.startswith(_RECORDS) and _plain(args):
+        if call.op == NEWOBJ and full.startswith(_RECORDS) and "." not in name:
+            return KNOWN, ""
+        if full in _DOTTED:
             return KNOWN, ""
         if call.op in (NEWOBJ, INST, OBJ) and not args and call.kwargs is None:
             return self._instance(module, name, call)
@@ -361,6 +365,14 @@ def _attribute(node: Any, protocol: int) -> tuple[str, str] | None:
         return None
     module, name = _mapped(args[0], protocol)
     return module, f"{name}.{args[1]}"
+
+
+def _embedded_class(node: Any) -> Any:
+    """The class in a legacy file's ('module', class, file, source); else the node itself."""
+    items = items_of(node.pid) if type(node) is Pers else None
+    if items and len(items) == 4 and text_of(items[0]) == "module":
+        return items[1]
+    return node
 
 
 def _callee_name(node: Any) -> str:

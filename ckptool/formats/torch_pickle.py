@@ -74,9 +74,9 @@ class TensorReader:
         self.limits = limits
         self.storages: dict[str, Storage] = {}
         self.two_dtypes: list[str] = []
-        self.persistent: Callable[[Pers], View | Tensor] = self._torch_storage
+        self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
         self.nested: Callable[[Obj], View | None] = lambda node: None
-        self._views: dict[int, View | Tensor] = {}
+        self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
 
     # -- storages ----------------------------------------------------------------------------
@@ -86,12 +86,11 @@ class TensorReader:
             return self.nested(node)
         if type(node) is not Pers:
             return None
-        found = self._views.get(id(node))
-        if found is None:
-            found = self._views[id(node)] = self.persistent(node)
-        return found
+        if id(node) not in self._views:
+            self._views[id(node)] = self.persistent(node)
+        return self._views[id(node)]
 
-    def _torch_storage(self, node: Pers) -> View:
+    def torch_storage(self, node: Pers) -> View:
         """('storage', StorageType, key, location, count[, view]). Raises PickleInvalid."""
         items = items_of(node.pid)
         if items is None or len(items) not in (5, 6) or text_of(items[0]) != "storage":

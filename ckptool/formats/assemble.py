@@ -1,0 +1,144 @@
+"""From one walked pickle to a Checkpoint, the same way in every pickle container.
+
+Knows: the order of the checks. Must not know: where storages lie (the reader does).
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any
+
+from ckptool.checkpoint import Checkpoint, Global, Note, Table
+from ckptool.errors import CkptError, NotACheckpoint, PickleInvalid
+from ckptool.formats.discover import Discoverer, Found, dict_items
+from ckptool.formats.extras import top_extras
+from ckptool.formats.judge import CODE, Judge
+from ckptool.formats.torch_pickle import TensorReader
+from ckptool.limits import Limits
+from ckptool.pickles.nodes import Obj, Walked
+from ckptool.pickles.walk import walk
+from ckptool.places import Source
+
+
+@dataclass(frozen=True, slots=True)
+class PickleHandle:
+    """What a rewrite needs again: the walked pickle, what was found in it, the container's own."""
+
+    walked: Walked
+    found: Found
+    reader: TensorReader
+    container: Any = None
+
+
+def walk_checked(data: bytes, start: int, limits: Limits, member: str) -> Walked:
+    """Walk; an error names the calls that stand before the damage, since loaders run them."""
+    try:
+        return walk(data, start, limits, member)
+    except CkptError as error:
+        partial = getattr(error, "partial", None)
+        calls = [g for g in Judge(partial, member).run() if g.verdict == CODE] if partial else []
+        if calls:
+            error.text += f"; before that it would call {', '.join(g.name for g in calls[:3])}"
+            error.args = (error.text,)
+        raise
+
+
+def assemble(
+    source: Source,
+    format_name: str,
+    walked: Walked,
+    reader: TensorReader,
+    limits: Limits,
+    *,
+    container: Any = None,
+    notes: tuple[Note, ...] = (),
+    arrays: bool = False,
+    judged: tuple[Global, ...] = (),
+    traits: frozenset[str] = frozenset(),
+    discoverer: Discoverer | None = None,
+) -> Checkpoint:
+    """Discover, check every storage and tensor (reached or not), judge every call.
+
+    Raises TensorBounds, StorageSize, PickleInvalid, NotACheckpoint when nothing is in it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()  # all of this is alive until the command ends
+    try:
+        found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
+        for pers in walked.persistent:
+            reader.view(pers)
+        for call in walked.calls:
+            reader.tensor(call)
+        verdicts = judged or Judge(walked).run()
+    finally:
+        if was_enabled:
+            gc.enable()
+    if not any(g.verdict == CODE for g in verdicts):
+        _must_hold_something(walked, found, source)
+    return Checkpoint(
+        file=source.name,
+        format=format_name,
+        size_bytes=source.size,
+        sources=(source.address,),
+        tables=tuple(found.tables),
+        weights=found.weights,
+        tensors=tuple(found.tensors),
+        storages=tuple(reader.storages.values()),
+        extras=top_extras(walked.root, reader, {table.path for table in found.tables}),
+        globals=verdicts,
+        notes=notes + _notes(walked, found.tables, reader),
+        handle=PickleHandle(walked, found, reader, container),
+        traits=traits,
+    )
+
+
+def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:
+    rows = dict_items(walked.root)
+    if found.tensors or type(walked.root) is Obj or any(type(row[0]) is str for row in rows or ()):
+        return
+    if rows == []:
+        return
+    kind = type(walked.root).__name__.lower()
+    word = {"tup": "tuple", "box": "container", "nonetype": "None"}.get(kind, kind)
+    raise NotACheckpoint(f"a pickle that holds one {word} and no tensors", path=source.name)
+
+
+def _notes(walked: Walked, tables: list[Table], reader: TensorReader) -> tuple[Note, ...]:
+    notes = []
+    for table in tables:
+        if table.duplicate_keys:
+            keys = ", ".join(f"'{key}'" for key in table.duplicate_keys[:5])
+            notes.append(Note("key-duplicate", f"set more than once in one dict: {keys}; torch keeps the last, other readers the first"))  # fmt: skip
+        notes.extend(_look_alikes(table))
+    if reader.two_dtypes:
+        notes.append(Note("storage-two-dtypes", f"storage {reader.two_dtypes[0]} is used with two dtypes; each tensor is shown with its own"))  # fmt: skip
+    for oddity, offset in walked.oddities.items():
+        if oddity != "DUP":
+            notes.append(Note("pickle-odd", f"an odd pickle: {oddity} (byte {offset:,})"))
+    return tuple(notes)
+
+
+def _look_alikes(table: Table) -> list[Note]:
+    """Keys that a person cannot tell apart: equal once normalised and stripped of the unseen."""
+    odd = [tensor.key for tensor in table.tensors if not tensor.key.isascii()]
+    if not odd:
+        return []
+    from unicodedata import category, normalize
+
+    seen: dict[str, set[str]] = {}
+    for tensor in table.tensors:
+        plain = "".join(c for c in normalize("NFC", tensor.key) if category(c) not in ("Cf", "Cc", "Mn"))  # fmt: skip
+        seen.setdefault(plain, set()).add(tensor.key)
+    twins = [keys for keys in seen.values() if len(keys) > 1]
+    if not twins:
+        return []
+    return [Note("keys-look-alike", f"{sum(map(len, twins))} keys look alike and are different")]
+
+
+def need_dict(node: Any, what: str) -> list[tuple[Any, Any, int, int, int]]:
+    """The items of a dict node. Raises PickleInvalid for anything else."""
+    rows = dict_items(node)
+    if rows is None:
+        raise PickleInvalid(f"{what} is not a dict")
+    return rows

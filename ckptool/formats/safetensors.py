@@ -1,0 +1,136 @@
+"""safetensors: an 8-byte length, a JSON header, the data (formats 3.7).
+
+Knows: the rules of safetensors/src/tensor.rs, and stricter where it is lax (a key twice).
+Must not know: verbs. The data is not read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptool.checkpoint import BY_SAFETENSORS, Checkpoint, DType, Extra, Note, Piece, Storage, Table, Tensor
+from ckptool.errors import HeaderInvalid, LimitExceeded, Truncated
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import Source
+from ckptool.spans import Span
+
+NAME = "safetensors"
+TITLE = "safetensors"
+SUFFIXES = (".safetensors",)
+_FIELDS = frozenset(("dtype", "shape", "data_offsets"))
+_AGAIN = "download or copy it again"
+
+
+def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
+    """Read and check the header. Raises HeaderInvalid or Truncated."""
+    size = int.from_bytes(source.read(0, 8), "little")
+    if size > limits.header_bytes:
+        raise LimitExceeded("header-bytes", f"a header of {size:,} bytes", path=source.name)
+    if size < 2 or size > source.size - 8:
+        raise Truncated(f"the header should have {size:,} bytes, the file has {source.size - 8:,} after its length", path=source.name, hint=_AGAIN)  # fmt: skip
+    header = parse_header(source.read(8, size))
+    metadata = header.pop("__metadata__", None)
+    notes: list[Note] = []
+    rows = [_row(key, value, notes) for key, value in header.items()]
+    _check_cover([(begin, end, key) for key, _, _, begin, end in rows], source.size - 8 - size)
+    tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
+    storages = tuple(t.storage for t in tensors if t.storage is not None)
+    return Checkpoint(
+        file=source.name, format=NAME, size_bytes=source.size, sources=(source.address,),
+        tables=(Table((), tensors),), weights=0, tensors=tensors, storages=storages,
+        extras=_metadata_extras(metadata), notes=tuple(notes), handle=metadata,
+    )  # fmt: skip
+
+
+def parse_header(data: bytes) -> dict[str, Any]:
+    """The header as a dict; a key that stands twice is refused. Raises HeaderInvalid."""
+    import json
+
+    if data[:1] != b"{":
+        raise HeaderInvalid("the header does not begin with '{'", offset=8)
+    try:
+        header = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+    except RecursionError:
+        raise HeaderInvalid("the header is nested too deeply", offset=8) from None
+    except ValueError as error:
+        raise HeaderInvalid(f"the header is not JSON: {str(error)[:80]}", offset=8) from None
+    if not isinstance(header, dict):
+        raise HeaderInvalid("the header is not a JSON object", offset=8)
+    return header
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise HeaderInvalid("a name stands twice in the header: readers disagree on which counts", key=twice)  # fmt: skip
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+Row = tuple[str, DType, "tuple[int, ...]", int, int]
+
+
+def _row(key: str, value: Any, notes: list[Note]) -> Row:
+    """(key, dtype, shape, begin, end), every number a plain int. Raises HeaderInvalid."""
+    if not isinstance(value, dict) or not value.keys() >= _FIELDS:
+        raise HeaderInvalid("an entry without dtype, shape and data_offsets", key=key)
+    if len(value) > len(_FIELDS):
+        notes.append(Note("header-extra-field", f"'{key}' has fields that safetensors does not know; they are ignored"))  # fmt: skip
+    dtype = BY_SAFETENSORS.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None:
+        raise HeaderInvalid(f"the dtype {str(value['dtype'])[:20]!r} does not exist", key=key)
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
+        raise HeaderInvalid("shape and data_offsets must be lists of whole numbers, in order", key=key)  # fmt: skip
+    count = 1
+    for size in shape:
+        count *= size
+    bits = 4 if dtype.safetensors == "F4" else dtype.bits
+    if count * bits != 8 * (offsets[1] - offsets[0]):
+        raise HeaderInvalid(f"{offsets[1] - offsets[0]:,} bytes for {count:,} elements of {dtype.name}", key=key)  # fmt: skip
+    if dtype.safetensors == "F4" and shape:
+        shape = [*shape[:-1], shape[-1] // 2]
+    return key, dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _whole(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_cover(spans: list[tuple[int, int, str]], size: int) -> None:
+    """The tensors must tile the data: no hole, no overlap, nothing after the last."""
+    at = 0
+    for begin, end, key in sorted(spans):
+        if begin != at:
+            raise HeaderInvalid("bytes overlap or are left out before it", key=key, offset=begin)
+        at = end
+    if at > size:
+        raise Truncated(f"the data should have {at:,} bytes, the file has {size:,}", hint=_AGAIN)
+    if at < size:
+        raise HeaderInvalid(f"{size - at:,} bytes after the last tensor", hint=_AGAIN)
+
+
+def _tensor(source: Source, row: Row, base: int) -> Tensor:
+    key, dtype, shape, begin, end = row
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    span = source.absolute(Span(base + begin, end - begin))
+    pieces = (Piece(0, span),) if span.size else ()
+    storage = Storage(key, dtype, span.size // dtype.size_bytes, "cpu", pieces)
+    return Tensor(key, dtype, shape, tuple(reversed(stride)), 0, storage, None, "tensor", (key,), "cpu")  # fmt: skip
+
+
+def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:
+    if metadata is None:
+        return ()
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise HeaderInvalid("__metadata__ may hold texts only", key="__metadata__")
+    text = ", ".join(f"{key}={value}" for key, value in list(metadata.items())[:8])
+    return (Extra(("__metadata__",), "dict", dict(metadata), text),)

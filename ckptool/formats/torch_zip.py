@@ -1,0 +1,207 @@
+"""torch.save's zip: `<top>/data.pkl` and one record for each storage (formats 2).
+
+Knows: record names and what they promise. Must not know: verbs, how a zip is laid out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptool.checkpoint import Changes, Checkpoint, DType, Note, Piece
+from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, StorageSize, Truncated
+from ckptool.formats.assemble import assemble, walk_checked
+from ckptool.formats.rewrite import Rewritten, rewrite
+from ckptool.formats.serial_id import serialization_id
+from ckptool.formats.torch_pickle import Located, TensorReader
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import Source
+from ckptool.spans import Copy, Literal, Made, Output, Part, Plan, Span, total_size
+from ckptool.zipcut import walk_local_headers
+from ckptool.zipplan import Record, plan_zip
+from ckptool.zips import Directory, Entry, read_directory, read_entry
+
+NAME = "torch-zip"
+TITLE = "PyTorch zip"
+SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
+_MARKERS = (".format_version", ".storage_alignment")
+_AGAIN = "download or copy it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An open archive: its directory, and whether its numbers are big-endian."""
+
+    source: Source
+    directory: Directory
+    limits: Limits
+
+    def find(self, name: str) -> Entry | None:
+        """A record by its name in the top folder; torch's own lookup ignores case."""
+        records = self.directory.records
+        if name in records:
+            return records[name]
+        lower = name.lower()
+        return next((entry for key, entry in records.items() if key.lower() == lower), None)
+
+    def read(self, name: str) -> bytes:
+        """A small record's bytes. Raises NotACheckpoint when it is not there."""
+        entry = self.find(name)
+        if entry is None:
+            raise NotACheckpoint(f"a zip without {name}: not a checkpoint", path=self.source.name)
+        return read_entry(self.source, entry, self.limits)
+
+    def located(self, name: str, encoding: str, size_bytes: int, what: str) -> Located:
+        """Where a record's bytes lie. Raises StorageSize unless they are `size_bytes`."""
+        entry = self.find(name)
+        if entry is None:
+            raise StorageSize(f"{what} is not in the file: no record '{name}'", hint=_AGAIN)
+        if entry.size != size_bytes:
+            raise StorageSize(f"{what} has {entry.size:,} bytes, its tensors need {size_bytes:,}", member=name, hint=_AGAIN)  # fmt: skip
+        if entry.method:
+            encoding = "deflated" if encoding == "stored" else "deflated-swapped"
+        span = Span(entry.data_offset, entry.compressed_size)
+        pieces = (Piece(0, self.source.absolute(span), encoding),) if entry.size else ()
+        return pieces, entry.crc or None
+
+
+def open_archive(source: Source, limits: Limits) -> Archive:
+    """Read the directory. Raises what `read_directory` raises; a cut file says what is whole."""
+    try:
+        return Archive(source, read_directory(source, limits), limits)
+    except Truncated as error:
+        raise _cut(source, limits, error) from None
+
+
+def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
+    """Read directory and data.pkl, no storage."""
+    archive = archive or open_archive(source, limits)
+    _check_version(archive)
+    encoding = "swapped" if _is_big_endian(archive) else "stored"
+    data = archive.read("data.pkl")
+    walked = walk_checked(data, 0, limits, "data.pkl")
+
+    def resolve(key: str, dtype: DType, count: int) -> Located:
+        return archive.located(f"data/{key}", encoding, count * dtype.size_bytes, f"storage '{key}'")  # fmt: skip
+
+    reader = TensorReader(resolve, limits)
+    notes: tuple[Note, ...] = ()
+    if walked.end != len(data):
+        notes += (Note("bytes-after-stop", f"{len(data) - walked.end:,} bytes after the end of data.pkl; no loader reads them"),)  # fmt: skip
+    traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
+    return assemble(source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits)  # fmt: skip
+
+
+def _is_big_endian(archive: Archive) -> bool:
+    if archive.find("byteorder") is None:
+        return False
+    order = archive.read("byteorder")
+    if order not in (b"little", b"big"):
+        raise HeaderInvalid(f"the byteorder record says {order[:20]!r}, neither little nor big")
+    return order == b"big"
+
+
+def _check_version(archive: Archive) -> None:
+    """torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
+    name = "version" if archive.find("version") else ".data/version"
+    if archive.find(name) is None:
+        raise HeaderInvalid("no version record: torch cannot read this archive", path=archive.source.name)  # fmt: skip
+    text = archive.read(name)[:20].strip()
+    if not text.isdigit() or not 1 <= int(text) <= 10:
+        raise HeaderInvalid(f"archive version {text!r} does not exist (1 to 10 do)", path=archive.source.name)  # fmt: skip
+
+
+# -- cut files ---------------------------------------------------------------------------------
+def _cut(source: Source, limits: Limits, error: Truncated) -> CkptError:
+    """Say which tensors of a zip without a directory are whole, from its local headers."""
+    found = walk_local_headers(source)
+    whole = {name: span for name, span, complete in found if complete}
+    data = next((span for name, span in whole.items() if name.endswith("/data.pkl")), None)
+    if data is None:
+        return Truncated(f"the file is cut at {source.size:,} bytes, before the end of its data.pkl", path=source.name, hint="download it again")  # fmt: skip
+    top = next(name for name in whole if name.endswith("/data.pkl"))[: -len("data.pkl")]
+    try:
+        walked = walk_checked(source.read(data.offset, data.size), 0, limits, "data.pkl")
+        reader = TensorReader(lambda key, dtype, count: ((), None), limits)
+        checkpoint = assemble(source, NAME, walked, reader, limits)
+    except CkptError:
+        return error
+    lost = [t.key for t in checkpoint.tensors if t.storage and f"{top}data/{t.storage.key}" not in whole]  # fmt: skip
+    return cut_error(source, len(checkpoint.tensors), lost, f"cut at {source.size:,} bytes: no zip directory")  # fmt: skip
+
+
+def cut_error(source: Source, count: int, lost: list[str], what: str) -> Truncated:
+    """Truncated, saying how many tensors are whole and which is the first that is not."""
+    text = f"{what}; {count - len(lost)} of {count} tensors are whole"
+    if lost:
+        text += f", cut at '{lost[0]}'"
+    error = Truncated(text, path=source.name, hint="download it again")
+    error.findings = tuple(lost)
+    return error
+
+
+# -- rewriting ---------------------------------------------------------------------------------
+def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Rewritten]:
+    """The same archive with an edited data.pkl: same records, order and checksums."""
+    rewritten = rewrite(checkpoint, changes)
+    archive: Archive = checkpoint.handle.container
+    labels = _labels(checkpoint)
+    keep_markers = _keeps_promise(checkpoint, archive)
+    alignment = _alignment(archive)
+    records = []
+    for entry in archive.directory.entries:
+        name = entry.name[len(archive.directory.top) + 1 :]
+        if name.lower() in _MARKERS and not (keep_markers and alignment):
+            continue
+        if name.lower() == "data.pkl":
+            import zlib
+
+            part: Part = Literal(rewritten.data)
+            crc = zlib.crc32(rewritten.data) if entry.crc else 0
+            records.append(Record(entry.name, (part,), len(rewritten.data), crc))
+        else:
+            records.append(_copied(entry, archive.source, labels.get(name, name)))
+    records = serialization_id(archive, records)
+    parts = plan_zip(records, alignment or 64)
+    output = Output("", parts, total_size(parts))
+    return Plan(checkpoint.sources, (output,)), rewritten
+
+
+def _copied(entry: Entry, source: Source, label: str) -> Record:
+    if entry.name.endswith("/") or not entry.size:
+        return Record(entry.name, (), 0, 0)
+    span = source.absolute(Span(entry.data_offset, entry.compressed_size))
+    if entry.method:
+        made = Made(((0, span),), "inflate", (), entry.size, entry.crc, label)
+        return Record(entry.name, (made,), entry.size, entry.crc)
+    return Record(entry.name, (Copy(0, span, entry.crc or None, label),), entry.size, entry.crc)
+
+
+def _labels(checkpoint: Checkpoint) -> dict[str, str]:
+    """What an error calls a record: the first tensor key that uses it."""
+    labels: dict[str, str] = {}
+    for tensor in checkpoint.tensors:
+        if tensor.storage is not None:
+            labels.setdefault(f"data/{tensor.storage.key}", ".".join(map(str, tensor.path)))
+    return labels
+
+
+def _keeps_promise(checkpoint: Checkpoint, archive: Archive) -> bool:
+    """Whether `.format_version` will be true of what we write (formats 2.3): keys 0 to n-1
+    in the order of first reference, records in that order without another between them."""
+    keys = [storage.key for storage in checkpoint.storages]
+    if keys != [str(i) for i in range(len(keys))]:
+        return False
+    top = len(archive.directory.top) + 1
+    names = [entry.name[top:] for entry in archive.directory.entries]
+    stored = [i for i, name in enumerate(names) if name.startswith("data/")]
+    run = stored == list(range(stored[0], stored[0] + len(stored))) if stored else True
+    return run and [names[i] for i in stored] == [f"data/{key}" for key in keys]
+
+
+def _alignment(archive: Archive) -> int | None:
+    """The archive's own alignment: 64 without a record, None when the record is no number."""
+    if archive.find(".storage_alignment") is None:
+        return 64
+    text = archive.read(".storage_alignment")
+    value = int(text) if text.isdigit() and len(text) < 6 else 0
+    return value if 1 <= value <= 32768 else None
