@@ -24,6 +24,7 @@ _RANK = ("state_dict", "model", "model_state_dict", "net", "network", "module", 
          "params", "model_state", "weights", "generator", "G", "netG", "netG_A", "teacher", "student",
          "ema", "ema_model", "model_ema", "state_dict_ema", "ema_state_dict")  # fmt: skip
 _SCALARS = (int, float, bool, type(None))
+_MODULES = 100_000  # names of submodules: shared ones could multiply without end
 
 
 @dataclass(slots=True)
@@ -235,22 +236,26 @@ class Discoverer:
 
     def _module_tensors(self, node: Obj, path: Path) -> Iterator[Tensor]:
         """The state_dict of a pickled module, in torch's order: own parameters, own
-        persistent buffers, then the children (torch/nn/modules/module.py)."""
-        stack: list[tuple[Any, str]] = [(node, "")]
-        seen: set[int] = set()
+        persistent buffers, then the children (torch/nn/modules/module.py). A module under
+        two names is listed twice, as there; inside itself it is left out."""
+        stack: list[tuple[Any, str, frozenset[int]]] = [(node, "", frozenset())]
+        left = _MODULES
         while stack:
-            module, prefix = stack.pop()
+            module, prefix, above = stack.pop()
             parts = self.module_attributes(module) if type(module) is Obj else None
-            if parts is None or id(module) in seen:
+            if parts is None or id(module) in above:
                 continue
-            seen.add(id(module))
+            left -= 1
+            if not left or len(above) > self.limits.nesting:
+                raise LimitExceeded("nesting", f"more than {_MODULES:,} modules, or more than {self.limits.nesting} inside each other")  # fmt: skip
+            above |= {id(module)}
             hidden = _texts_of(parts.get("_non_persistent_buffers_set"))
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
                     tensor = self._member(value, path, prefix + key_text(key))
                     if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
                         yield tensor
-            below = [(value, f"{prefix}{key_text(key)}.") for key, value, *_ in dict_items(parts.get("_modules")) or ()]  # fmt: skip
+            below = [(value, f"{prefix}{key_text(key)}.", above) for key, value, *_ in dict_items(parts.get("_modules")) or ()]  # fmt: skip
             stack.extend(reversed(below))
 
     # -- which one is shown ------------------------------------------------------------------

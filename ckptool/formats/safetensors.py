@@ -19,6 +19,7 @@ TITLE = "safetensors"
 SUFFIXES = (".safetensors",)
 _FIELDS = frozenset(("dtype", "shape", "data_offsets"))
 _AGAIN = "download or copy it again"
+_WORD = 1 << 64
 
 
 def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
@@ -31,7 +32,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     header = parse_header(source.read(8, size))
     metadata = header.pop("__metadata__", None)
     notes: list[Note] = []
-    rows = [_row(key, value, notes) for key, value in header.items()]
+    rows = [_row(key, value, notes, limits) for key, value in header.items()]
     _check_cover([(begin, end, key) for key, _, _, begin, end in rows], source.size - 8 - size)
     tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
     storages = tuple(t.storage for t in tensors if t.storage is not None)
@@ -50,6 +51,8 @@ def parse_header(data: bytes) -> dict[str, Any]:
         raise HeaderInvalid("the header does not begin with '{'", offset=8)
     try:
         header = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        if b"\\u" in data:
+            json.dumps(header, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except RecursionError:
         raise HeaderInvalid("the header is nested too deeply", offset=8) from None
     except ValueError as error:
@@ -75,8 +78,11 @@ def _no_constant(name: str) -> Any:
 Row = tuple[str, DType, "tuple[int, ...]", int, int]
 
 
-def _row(key: str, value: Any, notes: list[Note]) -> Row:
-    """(key, dtype, shape, begin, end), every number a plain int. Raises HeaderInvalid."""
+def _row(key: str, value: Any, notes: list[Note], limits: Limits) -> Row:
+    """(key, dtype, shape, begin, end), every number a plain int.
+
+    Raises HeaderInvalid, LimitExceeded beyond the rank.
+    """
     if not isinstance(value, dict) or not value.keys() >= _FIELDS:
         raise HeaderInvalid("an entry without dtype, shape and data_offsets", key=key)
     if len(value) > len(_FIELDS):
@@ -87,19 +93,30 @@ def _row(key: str, value: Any, notes: list[Note]) -> Row:
     shape, offsets = value["shape"], value["data_offsets"]
     if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise HeaderInvalid("shape and data_offsets must be lists of whole numbers, in order", key=key)  # fmt: skip
-    count = 1
-    for size in shape:
-        count *= size
-    bits = 4 if dtype.safetensors == "F4" else dtype.bits
+    if len(shape) > limits.rank:
+        raise LimitExceeded("rank", f"a tensor of {len(shape):,} dimensions", key=key)
+    count, bits = _count(shape, key), 4 if dtype.safetensors == "F4" else dtype.bits
     if count * bits != 8 * (offsets[1] - offsets[0]):
         raise HeaderInvalid(f"{offsets[1] - offsets[0]:,} bytes for {count:,} elements of {dtype.name}", key=key)  # fmt: skip
     if dtype.safetensors == "F4" and shape:
+        if shape[-1] % 2:
+            raise HeaderInvalid("two 4-bit numbers share a byte: the last size must be even", key=key)
         shape = [*shape[:-1], shape[-1] // 2]
     return key, dtype, tuple(shape), offsets[0], offsets[1]
 
 
+def _count(shape: list[int], key: str) -> int:
+    """The product of the sizes; above 64 bits on the way, the safetensors package refuses too."""
+    count = 1
+    for size in shape:
+        count *= size
+        if count >= _WORD:
+            raise HeaderInvalid("a shape of more elements than 64 bits can count", key=key)
+    return count
+
+
 def _whole(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < _WORD for v in values)
 
 
 def _check_cover(spans: list[tuple[int, int, str]], size: int) -> None:

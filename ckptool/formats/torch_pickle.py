@@ -183,7 +183,7 @@ class TensorReader:
         if len(shape) != len(stride):
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
-        return Tensor("", dtype, shape, stride, offset, storage, None, kind, (), storage.device)
+        return Tensor("", dtype, shape, stride, offset, storage, False, kind, (), storage.device)
 
     def sizes(self, node: Any, what: str, owner: Any) -> tuple[int, ...]:
         """A tuple of whole numbers, also as torch.Size((…)). Raises TensorBounds."""
@@ -326,7 +326,7 @@ def _sparse(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:
         raise PickleInvalid("a sparse tensor without indices and values", offset=node.end)
     shape = reader.sizes(parts[len(dense)], "size", node)
     values = dense[-1]
-    return Tensor("", values.dtype, shape, None, 0, values.storage, None, "sparse", (), values.device)  # fmt: skip
+    return Tensor("", values.dtype, shape, None, 0, values.storage, False, "sparse", (), values.device)  # fmt: skip
 
 
 def _nested(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:
@@ -378,11 +378,16 @@ def _old_tensor(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor | No
 
 
 def array_shape(node: Any) -> tuple[int, ...] | None:
-    """The shape in a numpy array's BUILD state (version, shape, dtype, order, bytes)."""
-    if type(node) is not Obj or node.state is None:
+    """The shape in a numpy array's BUILD state (version, shape, dtype, order, bytes), or in
+    the arguments protocol 5 gives: _frombuffer(bytes, dtype, shape, order)."""
+    if type(node) is not Obj:
         return None
-    state = items_of(node.state.value)
-    sizes = items_of(state[1]) if state and len(state) == 5 else None
+    if (global_name(node.fn) or "").endswith(".numeric._frombuffer"):
+        args = items_of(node.args) or []
+        sizes = items_of(args[2]) if len(args) == 4 else None
+    else:
+        state = items_of(node.state.value) if node.state is not None else None
+        sizes = items_of(state[1]) if state and len(state) == 5 else None
     if sizes is None or any(type(size) is not int for size in sizes):
         return None
     return tuple(sizes)

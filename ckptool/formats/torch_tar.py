@@ -169,7 +169,7 @@ class _Reading:
         stride = tuple(whole(n, "the stride of a tensor", None) for n in numbers[rank : 2 * rank])
         offset = whole(numbers[-1], "the offset of a tensor", None) + view.offset
         check_bounds(shape, stride, offset, view.storage.count, None)
-        return Tensor("", view.storage.dtype, shape, stride, offset, view.storage, None, "tensor", (), view.storage.device)  # fmt: skip
+        return Tensor("", view.storage.dtype, shape, stride, offset, view.storage, False, "tensor", (), view.storage.device)  # fmt: skip
 
     def persistent(self, node: Pers) -> View | Tensor | None:
         """The id of a tensor or storage as text; a class comes with its source."""

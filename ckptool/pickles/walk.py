@@ -10,25 +10,30 @@ Source: Lib/pickletools.py of CPython for the opcodes and their arguments.
 from __future__ import annotations
 
 import gc
+import struct
+from itertools import repeat
 from struct import Struct
-from struct import error as StructError
 from typing import Any
 
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, Raw, State, Tup, Walked
 
+_UINT1 = Struct("<B").unpack_from
 _UINT4 = Struct("<I").unpack_from
 _INT4 = Struct("<i").unpack_from
 _UINT2 = Struct("<H").unpack_from
 _UINT8 = Struct("<Q").unpack_from
 _DOUBLE = Struct(">d").unpack_from
 _BOX_STARTS = frozenset((0x7D, 0x5D, 0x8F, 0x28))
-_FAILURES = (IndexError, KeyError, StructError, ValueError, OverflowError)
+_FAILURES = (IndexError, KeyError, struct.error, ValueError, OverflowError)
 
 
 def walk(
-    data: bytes, start: int = 0, limits: Limits = DEFAULT, member: str = "data.pkl"
+    data: bytes,
+    start: int = 0,
+    limits: Limits = DEFAULT,
+    member: str = "data.pkl",
 ) -> Walked:
     """Walk the pickle that starts at byte `start` of `data`.
 
@@ -73,14 +78,16 @@ def _explain(error: Exception, seen: Walked) -> str:
         return "a memo slot is fetched that was never set"
     if isinstance(error, IndexError):
         return "the pickle takes from an empty stack, or ends early"
-    if isinstance(error, StructError):
+    if isinstance(error, struct.error):
         return "the pickle ends inside a number"
     return "an opcode has an impossible argument"
 
 
-def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 - one loop is the design
+def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the design
     """The loop. Stacks are pairs: nodes in `st`, their start offsets in `ss`; MARK opens a
-    new pair, so that nothing can reach below a MARK."""
+    new pair, so that nothing can reach below a MARK. `limit` is the end of the open frame,
+    of the data while none is open.
+    """
     b = seen.data
     n = limit = len(b)
     pos = seen.start
@@ -93,14 +100,14 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 
     )  # fmt: skip
     named: dict[tuple[bytes, bytes], Global] = {}
     deepest = 2 * limits.nesting
-    left = limits.opcode_count
+    framed = False
     try:
-        while left:
-            left -= 1
+        for _ in repeat(None, limits.opcode_count):
             if pos >= limit:
                 if pos > limit or pos >= n:
                     raise _crossing(pos, limit, n)
                 limit = n
+                framed = False
             c = b[pos]
             if c == 0x72:  # LONG_BINPUT
                 i = _UINT4(b, pos + 1)[0]
@@ -117,6 +124,13 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 
                 ss.append(pos)
                 on_get(pos)
                 pos += 2
+            elif c == 0x58:  # BINUNICODE
+                end = pos + 5 + _UINT4(b, pos + 1)[0]
+                if end > n:
+                    raise _too_long(pos)
+                st.append(str(b[pos + 5 : end], "utf-8", "surrogatepass"))
+                ss.append(pos)
+                pos = end
             elif c == 0x28:  # MARK
                 if len(outer) >= deepest:
                     raise LimitExceeded("nesting", f"more than {deepest} open marks", offset=pos)
@@ -136,47 +150,47 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 
                 node = st[-1] = Obj(c, st[-1], args, ss[-1], at, pos)
                 on_call(node)
                 pos += 1
+            elif c == 0x86:  # TUPLE2
+                last = st.pop()
+                at = ss.pop()
+                st[-1] = Tup([st[-1], last], [ss[-1], at], pos)
+                pos += 1
             elif c == 0x6A:  # LONG_BINGET
                 st.append(memo[_UINT4(b, pos + 1)[0]])
                 ss.append(pos)
                 on_get(pos)
                 pos += 5
-            elif c == 0x58:  # BINUNICODE
-                end = pos + 5 + _UINT4(b, pos + 1)[0]
-                if end > n:
-                    raise _too_long(pos)
-                st.append(str(b[pos + 5 : end], "utf-8", "surrogatepass"))
-                ss.append(pos)
-                pos = end
-            elif c == 0x71:  # BINPUT
-                i = b[pos + 1]
-                memo[i] = st[-1]
-                memo_start[i] = ss[-1]
-                on_put(pos)
-                pos += 2
-            elif 0x85 <= c <= 0x87:  # TUPLE1 TUPLE2 TUPLE3
-                k = c - 0x84
-                if len(st) < k:
-                    raise IndexError
-                node = Tup(st[-k:], ss[-k:], pos)
-                del st[1 - k or len(st) :], ss[1 - k or len(ss) :]
-                st[-1] = node
-                pos += 1
             elif c == 0x29:  # EMPTY_TUPLE
                 st.append(())
+                ss.append(pos)
+                pos += 1
+            elif c == 0x51:  # BINPERSID
+                node = st[-1] = Pers(st[-1], ss[-1], pos)
+                on_pers(node)
+                pos += 1
+            elif c == 0x89 or c == 0x88:  # NEWFALSE NEWTRUE
+                st.append(c == 0x88)
                 ss.append(pos)
                 pos += 1
             elif c == 0x4D:  # BININT2
                 st.append(_UINT2(b, pos + 1)[0])
                 ss.append(pos)
                 pos += 3
-            elif c == 0x89 or c == 0x88:  # NEWFALSE NEWTRUE
-                st.append(c == 0x88)
-                ss.append(pos)
+            elif c == 0x71:  # BINPUT
+                i = b[pos + 1]
+                memo[i] = st[-1]
+                memo_start[i] = ss[-1]
+                on_put(pos)
+                pos += 2
+            elif c == 0x85:  # TUPLE1
+                st[-1] = Tup([st[-1]], [ss[-1]], pos)
                 pos += 1
-            elif c == 0x51:  # BINPERSID
-                node = st[-1] = Pers(st[-1], ss[-1], pos)
-                on_pers(node)
+            elif c == 0x87:  # TUPLE3
+                if len(st) < 3:
+                    raise IndexError
+                node = Tup(st[-3:], ss[-3:], pos)
+                del st[-2:], ss[-2:]
+                st[-1] = node
                 pos += 1
             elif c == 0x75 or c == 0x65 or c == 0x90:  # SETITEMS APPENDS ADDITEMS
                 batch = Batch(c, st, ss, pos, 0)
@@ -214,7 +228,9 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 
                 name = (b[pos + 1 : mid], b[mid + 1 : end])
                 found = named.get(name)
                 if found is None:
-                    found = named[name] = _name_global(seen, str(name[0], "utf-8"), str(name[1], "utf-8"), pos)  # fmt: skip
+                    module = str(name[0], "utf-8")
+                    found = _name_global(seen, module, str(name[1], "utf-8"), pos)
+                    named[name] = found
                 st.append(found)
                 ss.append(pos)
                 pos = end + 1
@@ -265,17 +281,18 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901, PLR0912, PLR0915 
                 size = _UINT8(b, pos + 1)[0]
                 seen.frames.append(pos)
                 pos += 9
-                if limit != n or size > n - pos:
-                    raise PickleInvalid("a frame crosses the end of another or of the file", offset=pos - 9)  # fmt: skip
+                if framed or size > n - pos:
+                    raise _bad_frame(pos - 9)
                 limit = pos + size
+                framed = True
             elif c == 0x80:  # PROTO
                 seen.protocol = b[pos + 1]
                 if pos != seen.start or seen.protocol > 5:
-                    raise PickleInvalid(f"PROTO {seen.protocol} where none may stand" if pos != seen.start else f"pickle protocol {seen.protocol} does not exist", offset=pos)  # fmt: skip
+                    raise _bad_protocol(seen, pos)
                 pos += 2
             elif c == 0x2E:  # STOP
                 pos += 1
-                if limit != n and pos != limit:
+                if framed and pos != limit:
                     raise PickleInvalid("STOP stands inside a frame", offset=pos - 1)
                 if outer or not st:
                     raise PickleInvalid("STOP with an open mark or an empty stack", offset=pos - 1)
@@ -322,6 +339,16 @@ def _too_long(pos: int) -> PickleInvalid:
     return PickleInvalid("a string or number is longer than the bytes left", offset=pos)
 
 
+def _bad_frame(pos: int) -> PickleInvalid:
+    return PickleInvalid("a frame crosses the end of another or of the file", offset=pos)
+
+
+def _bad_protocol(seen: Walked, pos: int) -> PickleInvalid:
+    if pos != seen.start:
+        return PickleInvalid(f"PROTO {seen.protocol} where none may stand", offset=pos)
+    return PickleInvalid(f"pickle protocol {seen.protocol} does not exist", offset=pos)
+
+
 def _name_global(seen: Walked, module: str, name: str, pos: int) -> Global:
     """One node for each (module, name), with the byte of its first use."""
     found = seen.globals.get((module, name))
@@ -366,7 +393,7 @@ def _build(seen: Walked, state: State, owner: Any, start: int) -> None:
 # -- opcodes that honest torch files seldom or never hold -------------------------------------
 def _counted(width: int) -> Any:
     """BINBYTES and friends: a length of `width` bytes, then raw bytes."""
-    unpack = {1: lambda b, p: (b[p],), 4: _UINT4, 8: _UINT8}[width]
+    unpack = {1: _UINT1, 4: _UINT4, 8: _UINT8}[width]
 
     def read(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
         first = pos + 1 + width
@@ -423,10 +450,16 @@ def _line(seen: Walked, pos: int) -> tuple[bytes, int]:
 
 
 def _number(text: bytes, pos: int) -> int:
-    digits = text[:-1] if text[-1:] == b"L" else text
-    if len(digits) > DEFAULT.digits:
-        raise PickleInvalid(f"a number of {len(digits):,} digits in text", offset=pos)
-    return int(digits)
+    if len(text) > DEFAULT.digits:
+        raise PickleInvalid(f"a number of {len(text):,} digits in text", offset=pos)
+    return int(text, 0)
+
+
+def _slot(text: bytes, pos: int) -> int:
+    """A memo slot in text; more than 32 bits could not be written again."""
+    if not text.isdigit() or len(text) > 10 or int(text) >> 32:
+        raise PickleInvalid("a memo slot that is no 32-bit number", offset=pos)
+    return int(text)
 
 
 def _text_value(code: int, line: bytes, pos: int) -> Any:
@@ -434,7 +467,7 @@ def _text_value(code: int, line: bytes, pos: int) -> Any:
     if code == 0x49 and line in (b"00", b"01"):
         return line == b"01"
     if code in (0x49, 0x4C):
-        return _number(line, pos)
+        return _number(line.removesuffix(b"L") if code == 0x4C else line, pos)
     if code == 0x46:
         return float(line)
     if code == 0x56:
@@ -457,7 +490,7 @@ def _text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
 
 def _put_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
     line, end = _line(seen, pos)
-    i = _number(line, pos)
+    i = _slot(line, pos)
     seen.memo[i] = st[-1]
     seen.memo_start[i] = ss[-1]
     seen.puts.append(pos)
@@ -466,7 +499,7 @@ def _put_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
 
 def _get_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
     line, end = _line(seen, pos)
-    st.append(seen.memo[_number(line, pos)])
+    st.append(seen.memo[_slot(line, pos)])
     ss.append(pos)
     seen.gets.append(pos)
     return end

@@ -1,0 +1,111 @@
+"""`ckptool inspect`.
+
+Knows: flags and screens. Must not know: formats.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ckptool.cli.options import Command, options
+from ckptool.cli.output import echo, error_data, note, report_error
+from ckptool.errors import CkptError, UsageError
+from ckptool.verbs.inspect import Inspection, Selection, inspect_place
+
+_TEXT = ("table", "tree")  # these print their notes themselves
+
+
+@click.command(
+    "inspect",
+    cls=Command,
+    examples=(
+        "ckptool inspect net.pth",
+        "ckptool inspect net.pth --only 'fc*' --format markdown",
+        "ckptool inspect a.pth b.safetensors --json",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path())
+@options("at", "only", "drop", "sort", "limit", "index", "format", "keys")
+@click.pass_context
+def command(ctx: click.Context, files: tuple[str, ...], **flags: Any) -> None:
+    """Show what is in checkpoints: no code of theirs is run, no tensor is read."""
+    style = "json" if flags["as_json"] else flags["format_"]
+    selection = Selection(flags["at"], flags["only"], flags["drop"], flags["sort"], flags["limit"], flags["index"])  # fmt: skip
+    if flags["keys"] and style not in ("table", "plain"):
+        raise UsageError("--keys contradicts --format")
+    status, reports = 0, []
+    for i, file in enumerate(files):
+        try:
+            found = inspect_place(file, _limited(selection, style, flags["keys"]))
+        except CkptError as error:
+            status = max(status, error.exit_status)
+            reports.append(error_data(error, file))
+            if style not in ("json", "jsonl"):
+                report_error(error, file, flags)
+            elif flags["debug"]:
+                raise
+            continue
+        status = max(status, int(found.could_run_code))
+        reports.append(found.to_dict())
+        if style not in ("json", "jsonl"):
+            if i and style in _TEXT:
+                echo("")
+            _print(found, reports[-1], style, flags)
+    if style in ("json", "jsonl"):
+        _print_data(reports, style, len(files))
+    ctx.exit(status)
+
+
+def _limited(selection: Selection, style: str, keys: bool) -> Selection:
+    """On a terminal a long table is cut; piped, all of it is printed."""
+    if selection.limit is not None or style != "table" or keys or not sys.stdout.isatty():
+        return selection
+    return Selection(selection.at, selection.only, selection.drop, selection.sort, -1, selection.index)  # fmt: skip
+
+
+def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[str, Any]) -> None:
+    from ckptool.render import render
+
+    if flags["keys"]:
+        from ckptool.render.text import escape
+
+        for tensor in found.rows:
+            echo(escape(tensor.key))
+        return
+    notes = report["notes"]
+    if flags["quiet"]:
+        report["notes"] = []
+    text = render(style, report)
+    if text:
+        echo(text)
+    if style not in _TEXT and not flags["quiet"]:
+        for row in notes:
+            note(row)
+    if flags["verbose"]:
+        _print_globals(found)
+
+
+def _print_globals(found: Inspection) -> None:
+    from ckptool.render.text import show
+
+    names = found.checkpoint.globals
+    for row in names[:200]:
+        echo(f"  {row.verdict:8} {show(row.name)}")
+    if len(names) > 200:
+        echo(f"  and {len(names) - 200:,} more names")
+
+
+def _print_data(reports: list[dict[str, Any]], style: str, count: int) -> None:
+    from ckptool.render.structured import json_text, jsonl_text
+
+    if style == "jsonl":
+        for report in reports:
+            echo(jsonl_text(report))
+    elif count == 1:
+        echo(json_text(reports[0]))
+    else:
+        echo("[" + ",\n".join(json_text(report) for report in reports) + "]")

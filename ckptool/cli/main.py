@@ -1,0 +1,125 @@
+"""The `ckptool` command: sub-commands imported when they are called, errors, exit status.
+
+Knows: exit statuses (0 done, 1 no, 2 trouble, 70 our bug, 130 interrupted, 141 reader gone).
+Must not know: what a command does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from ckptool import __version__
+from ckptool.errors import CkptError
+
+# name -> (module, one line)
+COMMANDS = {
+    "inspect": ("ckptool.cli.inspect", "show what is in checkpoints, and what to do about it"),
+    "convert": ("ckptool.cli.convert", "move between GPU and CPU, add or strip 'module.'"),
+}
+BUG, INTERRUPTED, READER_GONE = 70, 130, 141
+
+
+class _Lazy(click.Group):
+    """Lists commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row[1]) for name, row in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ckptool")
+def cli() -> None:
+    """Look inside, compare and convert PyTorch checkpoints without running them."""
+
+
+def main(args: list[str]) -> int:
+    """Run one command; every way out becomes an exit status."""
+    try:
+        result = cli.main(args=args, prog_name="ckptool", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except CkptError as error:
+        return _fail(error, args)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("ckptool: interrupted; nothing is left behind\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence()
+        return READER_GONE
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is our bug
+        return _bug(error, args)
+
+
+def _fail(error: CkptError, args: list[str]) -> int:
+    from ckptool.cli.output import echo, error_data, report_error
+
+    if "--debug" in args:
+        raise error
+    if "--json" in args:
+        from ckptool.render.structured import json_text
+
+        echo(json_text(error_data(error, "")))
+    else:
+        report_error(error, "", {"color": "auto"})
+    return error.exit_status
+
+
+def _bug(error: Exception, args: list[str]) -> int:
+    from ckptool.render.text import show
+
+    if "--debug" in args:
+        raise error
+    text = show(f"{type(error).__name__}: {error}")
+    sys.stderr.write(f"ckptool: a bug in ckptool {__version__}: {text}\n  hint: run it again with --debug and report what it prints\n")  # fmt: skip
+    return BUG
+
+
+def _silence() -> None:
+    """Keep the interpreter from complaining about the closed pipe once more."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+
+
+def _prepare(stream: Any) -> None:
+    """No terminal or locale may make us fail: what it cannot show is escaped."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def run() -> NoReturn:
+    """The console script. Ends without tearing down a million nodes one by one."""
+    gc.disable()
+    _prepare(sys.stdout)
+    _prepare(sys.stderr)
+    status = main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        status = READER_GONE
+    os._exit(status)

@@ -1,0 +1,125 @@
+"""Every flag of every command, in one table, and the command class that groups them in help.
+
+Knows: click. Must not know: checkpoints.
+A new flag is one row; a command names the rows it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+ORDER = "ckptool.order"
+"""Key in `ctx.meta`: (name, value) of each option in the order of the command line."""
+
+
+_LAST = "Other"
+
+
+class HeadedOption(click.Option):
+    """An option that stands under a heading of the help."""
+
+    def __init__(self, *args: Any, heading: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class Command(click.Command):
+    """A command whose help opens with examples and groups its options under headings, and
+    which remembers the order of options (click keeps it only within one option)."""
+
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, and note the order."""
+        if args:
+            values, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            taken: dict[str, int] = {}
+            rows = []
+            for param in order:
+                name = param.name or ""
+                value = values.get(name)
+                if getattr(param, "multiple", False) and isinstance(value, list | tuple):
+                    value = value[taken.get(name, 0)]
+                taken[name] = taken.get(name, 0) + 1
+                rows.append((name, value))
+            ctx.meta[ORDER] = rows
+        return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Two or three examples first: most readers need no more."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in self.examples))
+        super().format_help_text(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section a heading, in the order in which they first appear."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and not isinstance(param, click.Argument):
+                heading = getattr(param, "heading", _LAST)
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sorted(sections.items(), key=lambda row: row[0] == _LAST):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+# name -> (declarations, heading, help, click's own words)
+_TABLE: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
+    "to_cpu": (("--to-cpu",), "Device", "every storage to cpu; a leading 'module.' on all keys goes too", {"is_flag": True}),
+    "to_gpu": (("--to-gpu",), "Device", "weights and optimizer state to cuda:N; counters and random states stay", {"type": click.IntRange(min=0), "metavar": "N"}),
+    "map_location": (("--map-location",), "Device", "change exactly the tag FROM to TO (repeatable)", {"nargs": 2, "multiple": True, "metavar": "FROM TO"}),
+    "strip_module": (("--strip-module",), "Names", "remove 'module.' wherever it leads", {"is_flag": True}),
+    "add_module": (("--add-module",), "Names", "put 'module.' before every key, for a DataParallel net", {"is_flag": True}),
+    "keep_module": (("--keep-module",), "Names", "leave names alone under --to-cpu and --to-gpu", {"is_flag": True}),
+    "add_module_at": (("--add-module-at",), "Names", "put 'module.' after PATH, for a net that wraps only that part (repeatable)", {"multiple": True, "metavar": "PATH"}),
+    "unwrap": (("--unwrap",), "Names", "remove the names of torch.compile, FSDP, checkpointing and DataParallel wrappers", {"is_flag": True}),
+    "unwrap_at": (("--unwrap-at",), "Names", "remove the 'module' right under PATH (repeatable)", {"multiple": True, "metavar": "PATH"}),
+    "at_many": (("--at",), "Names", "only the state_dict at PATH (repeatable)", {"multiple": True, "metavar": "PATH"}),
+    "output": (("-o", "--output"), "Output", "where to write; --to-cpu alone writes NAME.cpu.pth beside the input", {"metavar": "OUT"}),
+    "force": (("-f", "--force"), "Output", "overwrite OUT when it exists", {"is_flag": True}),
+    "dry_run": (("-n", "--dry-run"), "Output", "say what would change, write nothing", {"is_flag": True}),
+    "keep_unknown": (("--keep-unknown",), "Safety", "copy calls that could run code as they are", {"is_flag": True}),
+    "no_check": (("--no-check",), "Safety", "do not compare recorded checksums while copying", {"is_flag": True}),
+    "no_fsync": (("--no-fsync",), "Safety", "do not wait until the disk has everything", {"is_flag": True}),
+    "at": (("--at",), "Rows", "show the state_dict at PATH ('.' is the root)", {"metavar": "PATH"}),
+    "only": (("--only",), "Rows", "only keys that match GLOB (repeatable; ** crosses dots)", {"multiple": True, "metavar": "GLOB"}),
+    "drop": (("--drop",), "Rows", "leave out keys that match GLOB (repeatable)", {"multiple": True, "metavar": "GLOB"}),
+    "sort": (("--sort",), "Rows", "order of the rows", {"type": click.Choice(("order", "name", "size")), "default": "order", "show_default": True}),
+    "limit": (("--limit",), "Rows", "at most N rows", {"type": click.IntRange(min=0), "metavar": "N"}),
+    "index": (("--index",), "Rows", "number parameters as list(net.parameters()) does", {"is_flag": True}),
+    "format": (("--format", "format_"), "Format", "how to print", {"type": click.Choice(("table", "tree", "plain", "json", "jsonl", "csv", "markdown")), "default": "table", "show_default": True}),
+    "keys": (("--keys",), "Format", "print the keys alone, one a line", {"is_flag": True}),
+    "json": (("--json", "as_json"), "Format", "print JSON (schema 1)", {"is_flag": True}),
+    "quiet": (("-q", "--quiet"), "Other", "no notes, no summary", {"is_flag": True}),
+    "verbose": (("-v", "--verbose"), "Other", "say more", {"is_flag": True}),
+    "color": (("--color",), "Other", "when to colour", {"type": click.Choice(("auto", "always", "never")), "default": "auto", "show_default": True}),
+    "debug": (("--debug",), "Other", "show a traceback on errors", {"is_flag": True}),
+}  # fmt: skip
+COMMON = ("json", "quiet", "verbose", "color", "debug")
+
+
+def options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add these rows of the table, then those every command takes."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed((*names, *COMMON)):
+            declarations, heading, help_text, words = _TABLE[name]
+            function = click.option(
+                *declarations, cls=HeadedOption, heading=heading, help=help_text, **words
+            )(function)
+        return function
+
+    return decorate
+
+
+def ordered(ctx: click.Context) -> list[tuple[str, Any]]:
+    """(name, value) of every option as it stood on the line."""
+    rows: list[tuple[str, Any]] = ctx.meta.get(ORDER, [])
+    return rows

@@ -1,0 +1,67 @@
+"""What the commands print, and where: data to stdout, everything else to stderr.
+
+Knows: streams, colour. Must not know: checkpoints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from ckptool.errors import CkptError
+
+
+def echo(text: str) -> None:
+    """One block of data to stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
+def summary(text: str) -> None:
+    """One block for people to stderr."""
+    sys.stderr.write(f"{text}\n")
+
+
+def note(row: dict[str, Any]) -> None:
+    """One note to stderr, with its command."""
+    from ckptool.render.text import LONG, show
+
+    summary(f"note: {show(row['text'], LONG)}")
+    if row["command"]:
+        summary(f"  {show(row['command'], LONG)}")
+
+
+def error_data(error: CkptError, file: str) -> dict[str, Any]:
+    """JSON schema 1 of an error."""
+    return {
+        "schema": 1,
+        "file": error.path or file,
+        "error": {
+            "slug": error.slug,
+            "text": error.text,
+            "where": error.where(),
+            "hint": error.hint,
+        },
+    }
+
+
+def report_error(error: CkptError, file: str, flags: dict[str, Any]) -> None:
+    """The error line and its hint; with --debug the traceback instead."""
+    from ckptool.render.errors import error_lines
+
+    if flags.get("debug"):
+        raise error
+    data = error_data(error, file)
+    text = error_lines({"file": data["file"], **data["error"]})
+    if colours(flags.get("color", "auto"), sys.stderr):
+        text = text.replace("ckptool:", "\x1b[31mckptool:\x1b[0m", 1)
+    summary(text)
+
+
+def colours(wanted: str, stream: Any) -> bool:
+    """Whether to colour: as asked, else by NO_COLOR, FORCE_COLOR and the terminal."""
+    if wanted != "auto":
+        return wanted == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

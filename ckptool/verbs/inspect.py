@@ -1,0 +1,157 @@
+"""inspect: what is in a file, and what to do about it.
+
+Knows: what people want to know of a checkpoint. Must not know: printing, flags of a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptool.checkpoint import Checkpoint, Note, Path, Table, Tensor
+from ckptool.errors import UsageError
+from ckptool.formats import TITLES, read
+from ckptool.formats.judge import CODE
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import PlaceLike, Source, open_source
+from ckptool.rules import match_glob, wrappers
+from ckptool.verbs.advice import advise
+from ckptool.verbs.numbering import numbered, parameter_count
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows are shown, in which order. Globs as `rules.match_glob` reads them."""
+
+    at: str | None = None
+    only: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    sort: str = "order"
+    limit: int | None = None  # -1: what fits a terminal
+    index: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `inspect` found. `shown` is the table asked for, `rows` its selected tensors."""
+
+    checkpoint: Checkpoint
+    shown: Table | None
+    rows: tuple[Tensor, ...]
+    row_total: int
+    notes: tuple[Note, ...]
+    wrappers: tuple[tuple[str, int, int], ...]
+    index: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def could_run_code(self) -> bool:
+        """Whether loading the file with torch.load(weights_only=False) could run code."""
+        return any(row.verdict == CODE for row in self.checkpoint.globals)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON schema 1 of the command line, with what the screens need beside it."""
+        from ckptool.verbs.report import report
+
+        return report(self)
+
+    def __str__(self) -> str:
+        from ckptool.render import render
+
+        return render("table", self.to_dict())
+
+    def _repr_html_(self) -> str:
+        from ckptool.render import render
+
+        return render("html", self.to_dict())
+
+
+def inspect_place(
+    place: PlaceLike, selection: Selection = Selection(), limits: Limits = DEFAULT
+) -> Inspection:
+    """Open, read and describe one file. Raises CkptError, naming the file."""
+    with open_source(place) as source:
+        return inspect_source(source, selection, limits)
+
+
+def inspect_source(
+    source: Source, selection: Selection = Selection(), limits: Limits = DEFAULT
+) -> Inspection:
+    """Describe an open source, which stays open."""
+    checkpoint = read(source, limits)
+    shown = choose_table(checkpoint, selection.at)
+    rows = _select(shown, selection) if shown else ()
+    limited = rows[: _limit(selection.limit, len(rows))]
+    index, extra = numbered(checkpoint, shown) if selection.index and shown else ({}, ())
+    found = tuple(wrappers([t.key for t in shown.tensors])) if shown and _named(shown) else ()
+    return Inspection(
+        checkpoint, shown, limited, len(rows), (*advise(checkpoint, shown), *extra), found, index
+    )
+
+
+_LONG, _SCREEN = 200, 100  # a table over 200 rows is cut to 100 on a terminal
+
+
+def _limit(limit: int | None, count: int) -> int:
+    """Rows to keep; -1 stands for what fits a terminal."""
+    if limit is None or (limit < 0 and count <= _LONG):
+        return count
+    return limit if limit >= 0 else _SCREEN
+
+
+def _named(table: Table) -> bool:
+    """Whether its keys are names of parameters (not paths we made up)."""
+    return table.kind != "tensors"
+
+
+def choose_table(checkpoint: Checkpoint, at: str | None) -> Table | None:
+    """The table at `at`, or the weights, or whatever there is. Raises UsageError."""
+    tables = checkpoint.tables
+    if at is None:
+        if checkpoint.weights is not None:
+            return tables[checkpoint.weights]
+        return tables[0] if tables else None
+    return table_at(checkpoint, at)
+
+
+def table_at(checkpoint: Checkpoint, at: str) -> Table:
+    """The table whose dotted path is `at` ('' or '.' is the root). Raises UsageError."""
+    wanted = "" if at == "." else at
+    for table in checkpoint.tables:
+        if path_name(table.path) == wanted:
+            return table
+    known = ", ".join(repr(path_name(table.path) or ".") for table in checkpoint.tables[:8])
+    raise UsageError(
+        f"there is no state_dict at '{at}'", path=checkpoint.file,
+        hint=f"there is one at {known}" if known else "the file holds none",
+    )  # fmt: skip
+
+
+def path_name(path: Path) -> str:
+    """`('net', 'bert')` as `net.bert`."""
+    return ".".join(map(str, path))
+
+
+_SORTS = {
+    "order": None,
+    "name": lambda t: t.key,
+    "size": lambda t: -t.size_bytes,
+}
+
+
+def _select(table: Table, selection: Selection) -> tuple[Tensor, ...]:
+    rows = [
+        t for t in table.tensors
+        if (not selection.only or any(match_glob(glob, t.key) for glob in selection.only))
+        and not any(match_glob(glob, t.key) for glob in selection.drop)
+    ]  # fmt: skip
+    if selection.sort not in _SORTS:
+        raise UsageError(f"there is no order '{selection.sort}'", hint="one of order, name, size")
+    order = _SORTS[selection.sort]
+    return tuple(sorted(rows, key=order) if order else rows)
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """The container in words: `PyTorch zip`."""
+    words = TITLES[checkpoint.format]
+    return f"{words}, big-endian" if "big-endian" in checkpoint.traits else words

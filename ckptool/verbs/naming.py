@@ -1,0 +1,26 @@
+"""Names of outputs beside an input.
+
+Knows: suffixes people give checkpoints. Must not know: files.
+"""
+
+from __future__ import annotations
+
+import os
+
+_DOUBLE = (".pth.tar", ".pt.tar")
+
+
+def suffixed(path: str, word: str) -> str:
+    """`net.pth` and `cpu` give `net.cpu.pth`; `.pth.tar` counts as one suffix."""
+    folder, name = os.path.split(path)
+    double = next((suffix for suffix in _DOUBLE if name.lower().endswith(suffix)), "")
+    if double:
+        stem, suffix = name[: -len(double)], name[-len(double) :]
+    else:
+        stem, suffix = os.path.splitext(name)
+    return os.path.join(folder, f"{stem}.{word}{suffix}")
+
+
+def default_output(path: str, device: str) -> str:
+    """Where --to-cpu and --to-gpu write without -o: `net.cpu.pth`, `net.cuda1.pth`."""
+    return suffixed(path, device.replace(":", ""))

@@ -1,0 +1,98 @@
+"""An inspection as plain data: JSON schema 1, and what the screens need beside it.
+
+Knows: the schema. Must not know: how it is shown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ckptool.checkpoint import Checkpoint, Extra, Table, Tensor
+from ckptool.verbs.numbering import parameter_count
+
+if TYPE_CHECKING:
+    from ckptool.verbs.inspect import Inspection
+
+
+def report(found: Inspection) -> dict[str, Any]:
+    """The whole object; `shown` says how many rows a limit left."""
+    from ckptool.verbs.inspect import title_of
+
+    checkpoint, shown = found.checkpoint, found.shown
+    weights = checkpoint.weights
+    counted = shown.tensors if shown is not None else checkpoint.tensors
+    result: dict[str, Any] = {
+        "schema": 1,
+        "file": checkpoint.file,
+        "format": checkpoint.format,
+        "title": title_of(checkpoint),
+        "size_bytes": checkpoint.size_bytes,
+        "tensor_count": len(counted),
+        "parameter_count": parameter_count(shown) if shown is not None else 0,
+        "weights": None if weights is None else list(checkpoint.tables[weights].path),
+        "dtypes": _counts(t.dtype.name for t in counted if t.dtype),
+        "devices": _counts(t.device for t in counted),
+        "tables": [_table(table, found) for table in checkpoint.tables],
+        "extras": [_extra(extra, checkpoint) for extra in checkpoint.extras],
+        "globals": [
+            {"name": g.name, "verdict": g.verdict, "offset": g.offset, "member": g.member}
+            for g in checkpoint.globals[:1000]
+        ],
+        "wrappers": [{"name": n, "count": c, "of": of} for n, c, of in found.wrappers],
+        "notes": [{"slug": n.slug, "text": n.text, "command": n.command} for n in found.notes],
+    }
+    if len(found.rows) < found.row_total:
+        result["shown"] = {"total": found.row_total, "shown": len(found.rows)}
+    return result
+
+
+def _counts(words: Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def _table(table: Table, found: Inspection) -> dict[str, Any]:
+    selected = table is found.shown
+    rows = found.rows if selected else table.tensors
+    return {
+        "path": list(table.path),
+        "kind": table.kind,
+        "class_name": table.class_name,
+        "size_bytes": stored_bytes(table.tensors),
+        "selected": selected,
+        "metadata": dict(table.metadata) if table.metadata else None,
+        "tensors": [_tensor(t, found.index.get(t.key) if selected else None) for t in rows],
+    }
+
+
+def _tensor(tensor: Tensor, index: str | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "key": tensor.key,
+        "shape": None if tensor.shape is None else list(tensor.shape),
+        "dtype": tensor.dtype.name if tensor.dtype else None,
+        "device": tensor.device,
+        "stride": None if tensor.stride is None else list(tensor.stride),
+        "offset": tensor.offset,
+        "storage": tensor.storage.key if tensor.storage else None,
+        "size_bytes": tensor.size_bytes,
+        "requires_grad": tensor.requires_grad,
+        "kind": tensor.kind,
+    }
+    if index is not None:
+        row["index"] = index
+    return row
+
+
+def _extra(extra: Extra, checkpoint: Checkpoint) -> dict[str, Any]:
+    inside = [t for t in checkpoint.tensors if t.path[: len(extra.path)] == extra.path]
+    return {
+        "path": list(extra.path), "type": extra.type, "value": extra.value, "text": extra.text,
+        "size_bytes": stored_bytes(tuple(inside)),
+    }  # fmt: skip
+
+
+def stored_bytes(tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of the storages that these tensors need, each counted once."""
+    return sum({t.storage.key: t.storage.size_bytes for t in tensors if t.storage}.values())
