@@ -1,14 +1,11 @@
-"""Spans of files, edits of bytes, and the Plan: what a conversion is before it is run.
+"""Spans of bytes, and where files can be found again.
 
-Knows: offsets, sizes, checksums. Must not know: files, formats.
-All of it is picklable bare data: a Plan can be printed, counted, or run on another machine.
+Knows: offsets and sizes. Must not know: files, formats, plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,111 +26,9 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    """Bytes that take the place of a span."""
-
-    span: Span
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Address:
     """Where a source can be opened again, and how to know that it is still the same bytes."""
 
     uri: str
     size_bytes: int
     identity: tuple[int | str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Bytes that the plan itself holds (headers, edited pickles)."""
-
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        """Bytes this part adds to the output."""
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A span of a source, copied as it is.
-
-    `crc` is the CRC-32 recorded for these bytes: checked while copying; None or 0: unknown.
-    `label` is what an error calls them (a tensor key, an entry name).
-    """
-
-    source_id: int
-    span: Span
-    crc: int | None = None
-    label: str = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes this part adds to the output."""
-        return self.span.size
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """Bytes computed from spans by a named recipe (inflate, cast, gather).
-
-    `pieces` are (source_id, span); `crc`, where known, is that of the result.
-    """
-
-    pieces: tuple[tuple[int, Span], ...]
-    recipe: str
-    args: tuple[Any, ...]
-    size: int
-    crc: int | None = None
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Bytes known only after others have passed: `fill(checksums)` gives exactly `size` bytes.
-
-    `needs` are indexes of parts of the same output, in the order `fill` (picklable) gets
-    their CRC-32s.
-    """
-
-    size: int
-    fill: Callable[[tuple[int, ...]], bytes]
-    needs: tuple[int, ...]
-
-
-Part = Literal | Copy | Made | Late
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One file to be written: its parts in order."""
-
-    name: str
-    parts: tuple[Part, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a conversion will do. Every size is known before a byte is written."""
-
-    sources: tuple[Address, ...]
-    outputs: tuple[Output, ...]
-    notes: tuple[str, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a write did: (path, size) of each output; `crc_checked_bytes` of checked copies."""
-
-    outputs: tuple[tuple[str, int], ...]
-    crc_checked_bytes: int = 0
-    findings: tuple[str, ...] = field(default=())
-
-
-def total_size(parts: tuple[Part, ...]) -> int:
-    """Bytes that these parts make together."""
-    return sum(part.size for part in parts)

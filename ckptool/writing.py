@@ -17,8 +17,9 @@ from types import TracebackType
 
 from ckptool.errors import CkptError, CrcMismatch, StorageSize
 from ckptool.places import Source, changed, open_source, reopen
+from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
 from ckptool.sinks import FileSink, Target, check_different, output_error, sync_folder
-from ckptool.spans import Address, Copy, Late, Literal, Made, Output, Part, Plan, Span, Written
+from ckptool.spans import Address, Span
 
 __all__ = ["FileSink", "Reader", "Recipe", "check_different", "write"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ckptool.spans import Late, Literal, Part, total_size
+from ckptool.plans import Late, Literal, Part, total_size
 from ckptool.ziplayout import (
     CENTRAL,
     CENTRAL_MARK,

@@ -25,7 +25,8 @@ from ckptool.errors import (
     Truncated,
 )
 from ckptool.places import open_source
-from ckptool.spans import Copy, Late, Literal, Made, Output, Plan, Span, total_size
+from ckptool.plans import Copy, Late, Literal, Made, Output, Plan, total_size
+from ckptool.spans import Span
 from ckptool.values import RECIPES
 from ckptool.writing import FileSink, check_different, write
 
@@ -392,7 +393,7 @@ def test_a_killed_run_leaves_the_old_file_and_is_named_by_the_next(source, targe
     target.write_bytes(b"old content")
     code = """
         import os, signal, sys
-        from ckptool.spans import *
+        from ckptool.plans import *; from ckptool.spans import *
         from ckptool.places import open_source
         from ckptool.writing import FileSink, write
         a = open_source(sys.argv[1]).address
@@ -550,7 +551,7 @@ def test_memory_is_constant(source, target):
     """A copy of 64 MiB with its checksum keeps far less than that."""
     code = """
         import resource, sys, zlib
-        from ckptool.spans import *
+        from ckptool.plans import *; from ckptool.spans import *
         from ckptool.places import open_source
         from ckptool.writing import FileSink, write
         a = open_source(sys.argv[1]).address

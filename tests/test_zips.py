@@ -24,7 +24,8 @@ from ckptool.errors import (
 )
 from ckptool.limits import Limits
 from ckptool.places import BytesSource, open_source
-from ckptool.spans import Copy, Late, Literal, Made, Span, total_size
+from ckptool.plans import Copy, Late, Literal, Made, total_size
+from ckptool.spans import Span
 from ckptool.zipcut import walk_local_headers
 from ckptool.ziplayout import CENTRAL, END, END64, LOCAL, LOCATOR
 from ckptool.zipplan import Record, plan_zip

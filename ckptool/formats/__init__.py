@@ -10,28 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Changes, Checkpoint, Note
 from ckptool.errors import CkptError, NotACheckpoint
-from ckptool.formats.impostors import name_impostor
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
-from ckptool.spans import Plan
+
+if TYPE_CHECKING:
+    from ckptool.plans import Plan
 
 _HEAD = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One container: `module` has `read`, and `edit` where the same container comes out."""
+    """One container: `module` has `read`; where the same container comes out, `editor` has
+    `edit` (apart, because looking needs none of it)."""
 
     name: str
     title: str
     module: str
     suffixes: tuple[str, ...]
     recognises: Callable[[bytes, int], bool]
-    edits: bool = False
+    editor: str | None = None
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
@@ -61,7 +63,7 @@ def _is_pickle(head: bytes, size: int) -> bool:
     """PROTO 0 to 5 or more, or an opcode that starts a protocol 0 or 1 pickle and is no text."""
     if head[:1] == b"\x80":
         return size > 1
-    if head[:1] not in (b"(", b"]", b"}", b"c", b"\x8a") or not head:
+    if head[:1] not in (b"(", b"]", b"}", b"c", b"\x8a") or head[:4] == b"\x28\xb5\x2f\xfd":  # zstd
         return False
     return not _looks_like_text(head)
 
@@ -72,9 +74,9 @@ def _looks_like_text(head: bytes) -> bool:
 
 FORMATS: tuple[Format, ...] = (
     Format("safetensors", "safetensors", "safetensors", (".safetensors",), _is_safetensors),
-    Format("torch-zip", "PyTorch zip", "torch_zip", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_zip, True),  # fmt: skip
+    Format("torch-zip", "PyTorch zip", "torch_zip", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_zip, "torch_zip_edit"),  # fmt: skip
     Format("torch-tar", "PyTorch 0.1 tar", "torch_tar", (".pth", ".pt", ".tar"), _is_tar),
-    Format("torch-legacy", "PyTorch legacy stream", "torch_legacy", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_legacy, True),  # fmt: skip
+    Format("torch-legacy", "PyTorch legacy stream", "torch_legacy", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_legacy, "torch_legacy_edit"),  # fmt: skip
     Format("pickle", "bare pickle", "plain_pickle", (".pkl", ".pickle"), _is_pickle),
 )
 _OTHERS = {"torchscript": "TorchScript archive", "torch-package": "torch.package archive", "torch-export": "torch.export program"}  # fmt: skip
@@ -87,6 +89,8 @@ def identify(source: Source) -> Format:
     for row in FORMATS:
         if row.recognises(head, source.size):
             return row
+    from ckptool.formats.impostors import name_impostor
+
     raise name_impostor(source, head)
 
 
@@ -148,10 +152,9 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
 def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Any]:
     """The Plan that writes the same container with these changes, and what it changes."""
     row = next((row for row in FORMATS if row.name == checkpoint.format), None)
-    if row is None or not row.edits:
+    if row is None or row.editor is None:
         from ckptool.errors import Unsupported
 
         raise Unsupported(f"a {TITLES[checkpoint.format]} can be inspected, not converted", path=checkpoint.file)  # fmt: skip
-    module = import_module(f"ckptool.formats.{row.module}")
-    plan, rewritten = module.edit(checkpoint, changes)
+    plan, rewritten = import_module(f"ckptool.formats.{row.editor}").edit(checkpoint, changes)
     return plan, rewritten

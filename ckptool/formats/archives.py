@@ -8,12 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ckptool.checkpoint import DTYPES, Checkpoint, DType, Global, Note, Piece, Storage, Table, Tensor
+from ckptool.checkpoint import (
+    DTYPES,
+    Checkpoint,
+    DType,
+    Global,
+    Note,
+    Piece,
+    Storage,
+    Table,
+    Tensor,
+)
 from ckptool.errors import HeaderInvalid, NotACheckpoint, StorageSize
 from ckptool.formats.assemble import PickleHandle, assemble, walk_checked
 from ckptool.formats.discover import Discoverer, Found, state_items
 from ckptool.formats.judge import CODE, KNOWN, Judge
-from ckptool.formats.torch_pickle import Located, TensorReader, _evolve, check_bounds, global_name, whole
+from ckptool.formats.torch_pickle import (
+    Located,
+    TensorReader,
+    _evolve,
+    check_bounds,
+    global_name,
+    whole,
+)
 from ckptool.formats.torch_zip import Archive
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import NEWOBJ, Obj, Walked

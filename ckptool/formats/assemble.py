@@ -66,10 +66,7 @@ def assemble(
     gc.disable()  # all of this is alive until the command ends
     try:
         found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
-        for pers in walked.persistent:
-            reader.view(pers)
-        for call in walked.calls:
-            reader.tensor(call)
+        reader.finish(walked)
         verdicts = judged or Judge(walked).run()
     finally:
         if was_enabled:
@@ -85,7 +82,7 @@ def assemble(
         weights=found.weights,
         tensors=tuple(found.tensors),
         storages=tuple(reader.storages.values()),
-        extras=top_extras(walked.root, reader, {table.path for table in found.tables}),
+        extras=top_extras(walked.root, reader, found.tables),
         globals=verdicts,
         notes=notes + _notes(walked, found.tables, reader),
         handle=PickleHandle(walked, found, reader, container),

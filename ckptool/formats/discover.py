@@ -13,7 +13,8 @@ from typing import Any
 
 from ckptool.checkpoint import Path, Table, Tensor
 from ckptool.errors import CkptError, LimitExceeded
-from ckptool.formats.torch_pickle import TensorReader, _evolve, array_shape, global_name
+from ckptool.formats.judge import inert_raw
+from ckptool.formats.torch_pickle import TensorReader, array_shape, global_name, named
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, pairs, text_of
 
@@ -23,8 +24,9 @@ _SKIP = re.compile(
 _RANK = ("state_dict", "model", "model_state_dict", "net", "network", "module", "params_ema",
          "params", "model_state", "weights", "generator", "G", "netG", "netG_A", "teacher", "student",
          "ema", "ema_model", "model_ema", "state_dict_ema", "ema_state_dict")  # fmt: skip
+_NODES = frozenset((Box, Obj, Tup, Pers))
 _SCALARS = (int, float, bool, type(None))
-_MODULES = 100_000  # names of submodules: shared ones could multiply without end
+_SHARED = 10_000  # further names of submodules: they could multiply without end
 
 
 @dataclass(slots=True)
@@ -35,6 +37,9 @@ class Found:
     tensors: list[Tensor] = field(default_factory=list)
     owners: dict[Path, Any] = field(default_factory=dict)
     weights: int | None = None
+
+
+Rows = list[tuple[Any, Any, int, int, int]]
 
 
 def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
@@ -78,8 +83,9 @@ def key_text(key: Any) -> str:
     text = text_of(key)
     if text is not None:
         return text
-    if type(key) is Raw:
-        return repr(key.value)
+    raw = inert_raw(key)
+    if raw is not None:
+        return repr(raw)
     if type(key) is Tup:
         return f"({', '.join(key_text(item) if type(item) is not Tup else '…' for item in key.items[:8])})"  # fmt: skip
     return repr(key) if type(key) in (*_SCALARS, tuple) else f"<{type(key).__name__.lower()}>"
@@ -94,6 +100,7 @@ class Discoverer:
         self.limits = limits
         self.found = Found()
         self.seen: set[int] = set()
+        self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
 
     def run(self, root: Any) -> Found:
@@ -101,7 +108,7 @@ class Discoverer:
         stack: list[tuple[Any, Path, bool]] = [(root, (), True)]
         while stack:
             node, path, wanted = stack.pop()
-            if type(node) not in (Box, Obj, Tup, Pers) or id(node) in self.seen:
+            if type(node) not in _NODES or id(node) in self.seen:
                 if type(node) is Obj:
                     self._again(node, path)
                 continue
@@ -110,9 +117,10 @@ class Discoverer:
                 raise LimitExceeded("nesting", f"containers inside each other, more than {self.limits.nesting} deep")  # fmt: skip
             if self._tensor(node, path):
                 continue
+            rows = dict_items(node)
             if wanted:
-                self._table(node, path)
-            below = list(self._below(node, path, wanted))
+                self._table(node, rows, path)
+            below = list(self._below(node, rows, path, wanted))
             stack.extend(reversed(below))
         self._rank()
         return self.found
@@ -126,8 +134,14 @@ class Discoverer:
             raise
         if tensor is None:
             return False
-        self.found.tensors.append(_evolve(tensor, path=path, key=str(path[-1]) if path else ""))
+        self.found.tensors.append(self._place(tensor, path, id(node)))
         return True
+
+    def _place(self, tensor: Tensor, path: Path, node_id: int) -> Tensor:
+        """The record under this path: the one its table has, where it is in one. A key that
+        stands twice has two tensors under one path."""
+        placed = self.placed.pop((path, node_id), None)
+        return placed or named(tensor, str(path[-1]) if path else "", path)
 
     def _again(self, node: Obj, path: Path) -> None:
         """A tensor object met a second time is a second name of it."""
@@ -141,15 +155,18 @@ class Discoverer:
         return Tensor("", None, shape, None, 0, None, None, "ndarray")
 
     # -- going down --------------------------------------------------------------------------
-    def _below(self, node: Any, path: Path, wanted: bool) -> Iterator[tuple[Any, Path, bool]]:
-        rows = dict_items(node)
+    def _below(
+        self, node: Any, rows: Rows | None, path: Path, wanted: bool
+    ) -> Iterator[tuple[Any, Path, bool]]:
         if rows is not None:
             optimizer = {"state", "param_groups"} <= {k for k, *_ in rows if type(k) is str}
             for key, value, *_ in rows:
+                if type(key) in _NODES:
+                    yield key, (*path, "<key>"), False
+                if type(value) not in _NODES:
+                    continue
                 name = key_text(key) if type(key) is not int else key
                 skip = optimizer or (type(name) is str and _SKIP.search(name) is not None)
-                if type(key) in (Tup, Obj, Box):
-                    yield key, (*path, "<key>"), False
                 yield value, (*path, name), wanted and not skip
         if type(node) is Tup:
             for i, item in enumerate(node.items):
@@ -180,23 +197,23 @@ class Discoverer:
             inside = wanted and not self._is_module(node)
             for key, value, *_ in rows:
                 name = key_text(key)
-                yield value, (*path, name), inside and _SKIP.search(name) is None
+                if name != "_metadata":  # layer versions by the thousand, no tensors
+                    yield value, (*path, name), inside and _SKIP.search(name) is None
 
     def _is_module(self, node: Any) -> bool:
         return type(node) is Obj and self.module_attributes(node) is not None
 
     # -- tables ------------------------------------------------------------------------------
-    def _table(self, node: Any, path: Path) -> None:
+    def _table(self, node: Any, rows: Rows | None, path: Path) -> None:
         if self._is_module(node):
             table = self._module_table(node, path)
         else:
-            table = self._dict_table(node, path)
+            table = self._dict_table(node, rows, path)
         if table is not None and path not in self.found.owners:
             self.found.tables.append(table)
             self.found.owners[path] = node
 
-    def _dict_table(self, node: Any, path: Path) -> Table | None:
-        rows = dict_items(node)
+    def _dict_table(self, node: Any, rows: Rows | None, path: Path) -> Table | None:
         if not rows:
             return None
         named = [row for row in rows if text_of(row[0]) is not None]
@@ -211,12 +228,28 @@ class Discoverer:
             else:
                 others.append((key_text(key), _kind_word(value)))
                 containers += type(value) not in (*_SCALARS, str)
-        if not _is_state_dict(len(tensors), len(rows), containers, len(named)):
+        if not _is_state_dict(len(tensors), len(rows), containers, len(named)) or self._holds_weights(rows, len(tensors)):  # fmt: skip
             return None
         names = [tensor.key for tensor in tensors]
         return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
                      tuple(others))  # fmt: skip
+
+    def _holds_weights(self, rows: Rows, count: int) -> bool:
+        """Whether an entry has more of the weights than the `count` tensors beside it, or has
+        any under a name for weights: {state_dict: {…}, best_acc: tensor} is no table itself."""
+        for key, value, *_ in rows:
+            name = text_of(key) or ""
+            if type(value) not in (Box, Obj) or _SKIP.search(name) or name.endswith("_extra_state"):
+                continue
+            inside = sum(self._is_tensor(inner) for _, inner, *_ in dict_items(value) or ())
+            if self._is_module(value) or inside > count or (inside and name in _RANK):
+                return True
+        return False
+
+    def _is_tensor(self, node: Any) -> bool:
+        tensor = self.reader.tensor(node) or self._array(node)
+        return tensor is not None and tensor.kind != "storage"
 
     def _member(self, value: Any, path: Path, key: Any) -> Tensor | None:
         name = key_text(key)
@@ -228,7 +261,9 @@ class Discoverer:
             raise
         if tensor is None or tensor.kind == "storage":
             return None
-        return _evolve(tensor, key=name, path=(*path, key if type(key) is int else name))
+        place = (*path, key if type(key) is int else name)
+        record = self.placed[place, id(value)] = named(tensor, name, place)
+        return record
 
     def _module_table(self, node: Obj, path: Path) -> Table | None:
         tensors = tuple(self._module_tensors(node, path))
@@ -239,15 +274,17 @@ class Discoverer:
         persistent buffers, then the children (torch/nn/modules/module.py). A module under
         two names is listed twice, as there; inside itself it is left out."""
         stack: list[tuple[Any, str, frozenset[int]]] = [(node, "", frozenset())]
-        left = _MODULES
+        seen: set[int] = set()
+        again = 0
         while stack:
             module, prefix, above = stack.pop()
             parts = self.module_attributes(module) if type(module) is Obj else None
             if parts is None or id(module) in above:
                 continue
-            left -= 1
-            if not left or len(above) > self.limits.nesting:
-                raise LimitExceeded("nesting", f"more than {_MODULES:,} modules, or more than {self.limits.nesting} inside each other")  # fmt: skip
+            again += id(module) in seen
+            if again > _SHARED or len(above) > self.limits.nesting:
+                raise LimitExceeded("nesting", f"more than {self.limits.nesting} modules inside each other, or {_SHARED:,} shared ones")  # fmt: skip
+            seen.add(id(module))
             above |= {id(module)}
             hidden = _texts_of(parts.get("_non_persistent_buffers_set"))
             for group in ("_parameters", "_buffers"):
@@ -268,9 +305,9 @@ class Discoverer:
         best = min(range(len(keep)), key=lambda i: _rank_of(keep[i]), default=None)
         if best is None and found.tensors:
             members = [t for t in found.tensors if t.kind != "storage"]
-            named = tuple(_evolve(t, key=".".join(map(str, t.path))) for t in members)
-            if named:
-                found.tables.append(Table((), named, None, "tensors"))
+            rows = tuple(named(t, ".".join(map(str, t.path)), t.path) for t in members)
+            if rows:
+                found.tables.append(Table((), rows, None, "tensors"))
         found.weights = best
 
 

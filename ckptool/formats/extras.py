@@ -6,11 +6,12 @@ Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ckptool.checkpoint import Extra, Path
+from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.discover import dict_items, key_text
-from ckptool.formats.torch_pickle import TensorReader, device_text, global_name
+from ckptool.formats.torch_pickle import TensorReader, array_shape, device_text, global_name
 from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
 
 _LEAVES, _DEPTH, _TEXT = 64, 4, 160
@@ -170,6 +171,9 @@ def _special(node: Obj) -> Any:
     device = device_text(node)
     if device is not None:
         return f"device('{device}')"
+    shape = array_shape(node)
+    if shape is not None:
+        return f"<array {list(shape)}>"
     name = global_name(node.fn) or ""
     args = items_of(node.args) or []
     if name.startswith("pathlib."):
@@ -222,23 +226,18 @@ def _type_word(node: Any) -> str:
     return {Pers: "storage"}.get(type(node), type(node).__name__)
 
 
-def top_extras(root: Any, reader: TensorReader, tables: set[Path]) -> tuple[Extra, ...]:
+def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tuple[Extra, ...]:
     """The entries of the root that no table holds, in file order."""
     rows = dict_items(root)
     if rows is None:
         return ()
     describer, found = Describer(reader), []
-    members = () in tables
+    held = {table.path for table in tables}
+    held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
     for key, value, *_ in rows:
         path: Path = (key if type(key) is int else key_text(key),)
-        if path in tables or (members and reader.tensor(value) is not None):
-            continue
-        found.append(describer.extra(value, path))
+        if path not in held:
+            found.append(describer.extra(value, path))
     return tuple(found)
-
-
-def nested_tables(path: Path, tables: set[Path]) -> bool:
-    """Whether an entry only holds tables deeper down."""
-    return any(table[: len(path)] == path for table in tables)
 
 

@@ -64,16 +64,19 @@ def _markup(source: Source, head: bytes) -> CkptError | None:
         if at >= 0:
             inner = head[at + len(opening) :][:80]
             stop = inner.lower().find(closing)
-            title = f' ("{(inner[:stop] if stop >= 0 else inner).decode("utf-8", "replace").strip()}")'
+            title = f' ("{_one_line(inner[:stop] if stop >= 0 else inner)}")'
             break
     return NotACheckpoint(f"not a checkpoint: {kind}, {source.size:,} bytes{title}", path=source.name, hint="the download saved a web page instead of the file")  # fmt: skip
+
+
+def _one_line(data: bytes) -> str:
+    return " ".join(data.decode("utf-8", "replace").split())
 
 
 def _json(source: Source, head: bytes) -> CkptError | None:
     if not head.lstrip().startswith((b"{", b"[")):
         return None
-    text = head.lstrip()[:60].decode("utf-8", "replace")
-    return NotACheckpoint(f"not a checkpoint: JSON text: {text}", path=source.name, hint="a server's error message may have been saved instead of the file")  # fmt: skip
+    return NotACheckpoint(f"not a checkpoint: JSON text: {_one_line(head.lstrip()[:60])}", path=source.name, hint="a server's error message may have been saved instead of the file")  # fmt: skip
 
 
 def _onnx(source: Source, head: bytes) -> CkptError | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckptool.checkpoint import DTYPE_ALIASES, Global
-from ckptool.formats.torch_pickle import BUILDERS, storage_dtype
 from ckptool.errors import CkptError
+from ckptool.formats.torch_pickle import BUILDERS, storage_dtype
 from ckptool.pickles.nodes import (
     INST,
     NEWOBJ,
@@ -60,7 +60,10 @@ def _factory(args: list[Any]) -> bool:
     first = args[0] if args else None
     if first is None:
         return _plain(args[1:])
-    return type(first) is GlobalNode and first.name in names and _mapped(first, 2)[0] in ("builtins", "collections") and _plain(args[1:])  # fmt: skip
+    if type(first) is not GlobalNode:
+        return False
+    module, name = _mapped(first, 2)
+    return name in names and module in ("builtins", "collections") and _plain(args[1:])
 
 
 def _array_parts(args: list[Any]) -> bool:
@@ -145,6 +148,7 @@ _REFERENCES = frozenset((
     *(f"numpy.{name}" for name in ("float16", "float32", "float64", "int8", "int16", "int32",
       "int64", "uint8", "uint16", "uint32", "uint64", "bool_", "complex64", "complex128")),
 ))  # fmt: skip
+_BY_ARGUMENTS = frozenset(("builtins.getattr", "torch.storage._load_from_bytes"))
 _REFERENCE_MODULES = ("torch.nn.functional.", "torch._C._nn.")
 
 
@@ -189,8 +193,16 @@ class Judge:
 
     def run(self) -> tuple[Global, ...]:
         """Every name of the pickle with the worst verdict on its uses, in file order."""
+        usual: dict[int, bool] = {}  # judged once; True: known whatever the arguments are
         for call in self.walked.calls:
+            if call.op == REDUCE and call.state is None and not call.batches:
+                known = usual.get(id(call.fn))
+                if known or (known is False and call.args == ()):
+                    continue
             self._judge_call(call)
+            kind = _usual_kind(call)
+            if kind is not None:
+                usual[id(call.fn)] = kind
         for offset, owner in self.walked.builds_on_others:
             self._say(_callee_name(owner), CODE, offset, "BUILD changes it")
         for pers in self.walked.persistent:
@@ -198,8 +210,8 @@ class Judge:
         for (module, name), node in self.walked.globals.items():
             if id(node) not in self._callees:
                 self._reference(node, module, name)
-        if any(verdict == FOREIGN for verdict, *_ in self.verdicts.values()):
-            self._foreign_references()
+        if any(self._must_be_called(name) for name in self.verdicts):
+            self._held_as_values()
         rows = sorted(self.verdicts.items(), key=lambda row: row[1][1])
         return tuple(Global(name, row[0], row[1], self.member, row[2]) for name, row in rows)
 
@@ -274,7 +286,7 @@ class Judge:
 
     def _fits(self, row: tuple[Check, str, bool], args: list[Any], call: Obj) -> bool:
         check, state, holds = row
-        if call.batches and not holds:
+        if (call.batches and not holds) or call.kwargs is not None:
             return False
         if call.batches and any(batch.op not in PAIR_OPS for batch in call.batches):
             name = call.fn.name if type(call.fn) is GlobalNode else ""
@@ -291,7 +303,8 @@ class Judge:
             return CODE, "called in an unusual way"
         self._take_class(args[0], call)
         module, name = _mapped(args[0], self.walked.protocol)
-        if f"{module}.{name}" in ("argparse.Namespace", "types.SimpleNamespace"):
+        row = _CALLS.get(f"{module}.{name}")
+        if row is not None and row[0] is _none and self._fits(row, [], call):
             return KNOWN, ""
         verdict, detail = self._instance(module, name, call)
         self._say(f"{module}.{name}", verdict, call.end, detail)
@@ -310,9 +323,11 @@ class Judge:
         items = items_of(pers.pid) or []
         if len(items) > 1 and type(items[1]) is GlobalNode:
             node = items[1]
-            self._callees.add(id(node))
-            if text_of(items[0]) == "module":
-                self._say(node.full, FOREIGN if is_foreign(node.module) else KNOWN, pers.end)
+            if text_of(items[0]) != "module":
+                self._callees.add(id(node))
+            elif is_foreign(node.module):
+                self._callees.add(id(node))
+                self._say(node.full, FOREIGN, pers.end)
 
     def _reference(self, node: GlobalNode, module: str, name: str) -> None:
         """A name that is never called here, but may be by whoever holds it."""
@@ -322,31 +337,38 @@ class Judge:
         module, name = _mapped(node, self.walked.protocol)
         full = f"{module}.{name}"
         known = full in _REFERENCES or full in _CALLS or _is_storage_class(node)
-        known = known or (full.startswith((*_REFERENCE_MODULES, *_INSTANCES, *_RECORDS)) and "." not in name)
+        known = known or full.startswith((*_REFERENCE_MODULES, *_INSTANCES, *_RECORDS))
+        known = known and "." not in name
         known = known or full == "copyreg._reconstructor"
         self._say(full, KNOWN if known else CODE, node.offset, "" if known else "named as a value")
 
-    def _foreign_references(self) -> None:
+    def _must_be_called(self, name: str) -> bool:
+        """A foreign class, and what is known by its arguments alone: harmless when called
+        here as it is, of unknown use to whoever holds it."""
+        return self.verdicts.get(name, [KNOWN])[0] == FOREIGN or name in _BY_ARGUMENTS
+
+    def _held_as_values(self) -> None:
         """A foreign class that is also held as a value could be called by its holder."""
-        foreign = {
+        protocol = self.walked.protocol
+        bound = {
             id(node) for node in self.walked.globals.values()
-            if self.verdicts.get(".".join(_mapped(node, self.walked.protocol)), [KNOWN])[0] == FOREIGN
+            if self._must_be_called(".".join(_mapped(node, protocol)))
         }  # fmt: skip
         seen: set[int] = set()
         stack: list[Any] = [self.walked.root]
         while stack:
             node = stack.pop()
-            if type(node) not in (Tup, Box, Obj) or id(node) in seen:
+            if type(node) not in (Tup, Box, Obj, Pers) or id(node) in seen:
                 continue
             seen.add(id(node))
             if type(node) is Tup and id(node) in self._class_tuples:
-                stack.extend(item for item in node.items if id(item) not in foreign)
+                stack.extend(item for item in node.items if id(item) not in bound)
                 continue
             for child in children(node):
-                if id(child) in foreign and not _made_by(node, child):
-                    name = ".".join(_mapped(child, self.walked.protocol))
-                    self._say(name, CODE, child.offset, "named as a value")
-                else:
+                held = _embedded_class(child)
+                if id(held) in bound and not _made_by(node, child):
+                    self._say(".".join(_mapped(held, protocol)), CODE, held.offset, "named as a value")
+                elif held is child:
                     stack.append(child)
 
 
@@ -365,6 +387,20 @@ def _attribute(node: Any, protocol: int) -> tuple[str, str] | None:
         return None
     module, name = _mapped(args[0], protocol)
     return module, f"{name}.{args[1]}"
+
+
+_ANY_ARGUMENTS = frozenset(name for name, row in _CALLS.items() if row[0] is _any) - _CLASS_ARGUMENT.keys()  # fmt: skip
+
+
+def _usual_kind(call: Obj) -> bool | None:
+    """Whether this judged call stands for all plain calls of its function (True), for those
+    without arguments (False), or for itself alone (None)."""
+    fn = call.fn
+    if type(fn) is not GlobalNode or fn.computed or items_of(call.args) is None:
+        return None
+    if fn.full in _ANY_ARGUMENTS:
+        return True
+    return False if fn.full == "collections.OrderedDict" and call.args == () else None
 
 
 def _embedded_class(node: Any) -> Any:

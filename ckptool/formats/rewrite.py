@@ -18,7 +18,17 @@ from ckptool.formats.judge import CODE
 from ckptool.formats.torch_pickle import DEVICE_ARGUMENT, device_text, global_name
 from ckptool.pickles.check import check_rewrite
 from ckptool.pickles.downgrade import add_spellings
-from ckptool.pickles.nodes import PAIR_OPS, Box, Obj, Tup, Walked, children, elements, items_of, text_of
+from ckptool.pickles.nodes import (
+    PAIR_OPS,
+    Box,
+    Obj,
+    Tup,
+    Walked,
+    children,
+    elements,
+    items_of,
+    text_of,
+)
 from ckptool.pickles.splice import Edits, splice, text_literal
 from ckptool.pickles.walk import walk
 from ckptool.rules import metadata_renames

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptool.checkpoint import BY_SAFETENSORS, Checkpoint, DType, Extra, Note, Piece, Storage, Table, Tensor
+from ckptool.checkpoint import (
+    BY_SAFETENSORS,
+    Checkpoint,
+    DType,
+    Extra,
+    Note,
+    Piece,
+    Storage,
+    Table,
+    Tensor,
+)
 from ckptool.errors import HeaderInvalid, LimitExceeded, Truncated
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source

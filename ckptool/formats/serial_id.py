@@ -7,13 +7,10 @@ Source: PyTorchStreamWriter::writeSerializationId, caffe2/serialize/inline_conta
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
-from ckptool.spans import Literal
+from ckptool.formats.torch_zip import Archive
+from ckptool.plans import Literal
 from ckptool.zipplan import Record
-
-if TYPE_CHECKING:
-    from ckptool.formats.torch_zip import Archive
 
 _MASK = (1 << 64) - 1
 _NAME = ".data/serialization_id"

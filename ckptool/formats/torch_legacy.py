@@ -10,19 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckptool.checkpoint import Changes, Checkpoint, DType, Global, Note, Piece, Storage
+from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Storage
 from ckptool.errors import HeaderInvalid, PickleInvalid, StorageSize, Truncated
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.rewrite import Rewritten, rewrite
 from ckptool.formats.torch_pickle import Located, TensorReader, View, storage_dtype, whole
 from ckptool.formats.torch_zip import cut_error
 from ckptool.limits import DEFAULT, Limits
-from ckptool.pickles.downgrade import add_spellings
 from ckptool.pickles.nodes import Box, Pers, Walked, elements, items_of, text_of
-from ckptool.pickles.splice import Edits, splice
 from ckptool.places import BytesSource, Source
-from ckptool.spans import Copy, Literal, Output, Part, Plan, Span, total_size
+from ckptool.spans import Span
 
 NAME = "torch-legacy"
 TITLE = "PyTorch legacy stream"
@@ -176,26 +173,3 @@ def _module_or_storage(reader: TensorReader, node: Pers) -> View | Any:
     if items is not None and len(items) == 4 and text_of(items[0]) == "module":
         return None
     return reader.torch_storage(node)
-
-
-# -- rewriting ---------------------------------------------------------------------------------
-def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Rewritten]:
-    """Head, edited main pickle, rest: three parts. Trailing bytes are left out."""
-    rewritten = rewrite(checkpoint, changes)
-    stream: Stream = checkpoint.handle.container
-    last = stream.pickles[4]
-    head = b"".join(_spelled(walked) for walked in stream.pickles[:3])
-    literal = Literal(head + rewritten.data + _spelled(last))
-    size = stream.data_end - last.end
-    parts: tuple[Part, ...] = (literal,)
-    if size:
-        parts += (Copy(0, Span(last.end, size), None, "the storages"),)
-    return Plan(checkpoint.sources, (Output("", parts, total_size(parts)),)), rewritten
-
-
-def _spelled(walked: Walked) -> bytes:
-    """One of the four small pickles; protocols 3 to 5 come out as 2."""
-    edits = Edits()
-    if walked.protocol >= 3 and add_spellings(walked, edits) is not None:
-        edits = Edits()
-    return splice(walked, edits)

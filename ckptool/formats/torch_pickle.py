@@ -16,6 +16,7 @@ from ckptool.checkpoint import (
     DTYPE_ALIASES,
     UNTYPED,
     DType,
+    Path,
     Piece,
     Storage,
     Tensor,
@@ -30,6 +31,7 @@ from ckptool.pickles.nodes import (
     Obj,
     Pers,
     Tup,
+    Walked,
     elements,
     items_of,
     pairs,
@@ -39,6 +41,9 @@ from ckptool.pickles.nodes import (
 Located = tuple[tuple[Piece, ...], int | None]
 Resolver = Callable[[str, DType, int], Located]
 """(storage key, dtype, count) -> (pieces, recorded checksum). Raises StorageSize."""
+
+
+_CALLS_DEEP = 50  # a Parameter of a subclass of a tensor is three
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class TensorReader:
         self.two_dtypes: list[str] = []
         self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
         self.nested: Callable[[Obj], View | None] = lambda node: None
+        self._depth = 0
         self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
 
@@ -133,6 +139,15 @@ class TensorReader:
         return offset
 
     # -- tensors -----------------------------------------------------------------------------
+    def finish(self, walked: Walked) -> None:
+        """Check what no path led to: popped, or inside what we do not understand."""
+        for pers in walked.persistent:
+            if id(pers) not in self._views:
+                self.view(pers)
+        for call in walked.calls:
+            if id(call) not in self._tensors:
+                self.tensor(call)
+
     def tensor(self, node: Any) -> Tensor | None:
         """The tensor a node builds; None when it is something else.
 
@@ -146,7 +161,16 @@ class TensorReader:
         return self._tensors[key]
 
     def build(self, node: Any) -> Tensor | None:
-        """The tensor of a node, built anew."""
+        """The tensor of a node, built anew. Raises LimitExceeded for calls in calls in calls."""
+        self._depth += 1
+        try:
+            if self._depth > _CALLS_DEEP:
+                raise LimitExceeded("nesting", f"rebuild calls inside each other, more than {_CALLS_DEEP} deep", offset=_at(node))  # fmt: skip
+            return self._built(node)
+        finally:
+            self._depth -= 1
+
+    def _built(self, node: Any) -> Tensor | None:
         if type(node) is Pers:
             found = self.view(node)
             return found if type(found) is Tensor else self._bare_storage(found)
@@ -169,7 +193,12 @@ class TensorReader:
         return Tensor("", storage.dtype, (count,), (1,), found.offset, storage, None, "storage", (), storage.device)  # fmt: skip
 
     def dense(
-        self, node: Obj, args: Sequence[Any], dtype: DType | None = None, kind: str = "tensor"
+        self,
+        node: Obj,
+        args: Sequence[Any],
+        dtype: DType | None = None,
+        kind: str = "tensor",
+        requires_grad: bool | None = None,
     ) -> Tensor:
         """A strided tensor from (storage, offset, size, stride, …), its bounds checked."""
         view = self.view(args[0])
@@ -187,6 +216,11 @@ class TensorReader:
 
     def sizes(self, node: Any, what: str, owner: Any) -> tuple[int, ...]:
         """A tuple of whole numbers, also as torch.Size((…)). Raises TensorBounds."""
+        if type(node) is Tup and len(node.items) <= self.limits.rank:
+            for item in node.items:
+                if type(item) is not int or item < 0:
+                    whole(item, f"the {what} of a tensor", owner)
+            return tuple(node.items)
         if type(node) is Obj and global_name(node.fn) == "torch.Size":
             inner = items_of(node.args)
             node = inner[0] if inner and len(inner) == 1 else None
@@ -222,7 +256,7 @@ def storage_dtype(node: Any, owner: Any) -> DType:
     """The dtype of a storage class. Raises PickleInvalid for a class torch does not have."""
     name = global_name(node) or ""
     module, _, cls = name.rpartition(".")
-    if module in ("torch", "torch.storage", "torch.cuda"):
+    if module in ("torch", "torch.storage", "torch.cuda") and node.name == cls:
         if cls == "UntypedStorage":
             return UNTYPED
         if cls in BY_TORCH_STORAGE:
@@ -255,6 +289,11 @@ def _evolve(tensor: Tensor, **changes: Any) -> Tensor:
     return Tensor(**{**fields, **changes})
 
 
+def named(t: Tensor, key: str, path: Path) -> Tensor:
+    """The tensor under this name (spelled out: it is done for every tensor of a file)."""
+    return Tensor(key, t.dtype, t.shape, t.stride, t.offset, t.storage, t.requires_grad, t.kind, path, t.device, t.class_name)  # fmt: skip
+
+
 def _flag(value: Any, node: Obj) -> bool:
     if type(value) is not bool and value not in (0, 1):
         raise PickleInvalid("requires_grad is not a truth value", offset=node.end)
@@ -277,15 +316,14 @@ def _v1(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:
 
 def _v2(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:
     _arity(node, args, 6, 7)
-    tensor = reader.dense(node, args, kind=_flagged_kind(args[6]) if len(args) > 6 else "tensor")
-    return _evolve(tensor, requires_grad=_flag(args[4], node))
+    kind = _flagged_kind(args[6]) if len(args) > 6 else "tensor"
+    return reader.dense(node, args, None, kind, _flag(args[4], node))
 
 
 def _v3(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:
     _arity(node, args, 7, 8)
     kind = _flagged_kind(args[7]) if len(args) > 7 else "tensor"
-    tensor = reader.dense(node, args, named_dtype(args[6], node), kind)
-    return _evolve(tensor, requires_grad=_flag(args[4], node))
+    return reader.dense(node, args, named_dtype(args[6], node), kind, _flag(args[4], node))
 
 
 def _parameter(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor:

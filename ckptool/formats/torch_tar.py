@@ -13,10 +13,17 @@ from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Tensor
 from ckptool.errors import HeaderInvalid, LimitExceeded, NotACheckpoint, PickleInvalid, Truncated
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.torch_pickle import Located, TensorReader, View, check_bounds, storage_dtype, whole  # fmt: skip
+from ckptool.formats.torch_pickle import (  # fmt: skip
+    Located,
+    TensorReader,
+    View,
+    check_bounds,
+    storage_dtype,
+    whole,
+)
 from ckptool.limits import DEFAULT, Limits
-from ckptool.pickles.nodes import Pers, Walked, items_of, text_of
 from ckptool.pickles.nodes import Global as GlobalNode
+from ckptool.pickles.nodes import Pers, Walked, items_of, text_of
 from ckptool.places import Source
 from ckptool.spans import Span
 
@@ -105,6 +112,8 @@ class _Reading:
         self.verdicts += [g for g in Judge(walked, member).run() if (g.name, g.verdict) not in known]
 
     def _next(self, window: Source, at: int, member: str, most: int = _PICKLE_BYTES) -> tuple[Any, int]:  # fmt: skip
+        if at >= window.size:
+            raise Truncated(f"the tar member '{member}' ends early", hint="download it again")
         data = window.read(at, min(most, window.size - at))
         walked = walk_checked(data, 0, self.limits, member)
         self.judge(walked, member)

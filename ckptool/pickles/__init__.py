@@ -1,0 +1,1 @@
+"""The pickle engine: walk, edit and check pickles without running them."""

@@ -10,10 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 from ckptool.errors import PickleInvalid
-from ckptool.pickles.nodes import PAIR_OPS, SET, TEXT_OPS, Box, Global, Obj, Pers, Raw, Tup, Walked
+from ckptool.pickles.nodes import (
+    NEWOBJ,
+    NEWOBJ_EX,
+    PAIR_OPS,
+    REDUCE,
+    SET,
+    TEXT_OPS,
+    Box,
+    Global,
+    Obj,
+    Pers,
+    Raw,
+    Tup,
+    Walked,
+)
 from ckptool.pickles.splice import Edits
 
 _NODES = frozenset((Tup, Box, Obj, Pers))
+_FN_FIRST = frozenset((REDUCE, NEWOBJ, NEWOBJ_EX))
 _BYTES = frozenset((0x43, 0x42, 0x8E))
 
 
@@ -29,34 +44,56 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits) -> None:
     stack: list[tuple[Any, Any, int]] = [(old.root, new.root, -1)]
     while stack:
         a, b, start = stack.pop()
-        if start in edits.values:
+        if _is_replaced(a, start, edits.values) or twins.get(id(a), twins) is b:
             continue
-        if start in edits.strings:
+        if start in edits.strings and type(a) in (str, Raw):
             _same_text(edits.strings[start], a, b, start)
             continue
-        a, b = _plain(a), _plain(b)
-        if type(a) not in _NODES:
-            _same_scalar(a, b, start)
-        elif id(a) in twins or id(b) in owners:
-            if twins.get(id(a)) is not b or owners.get(id(b)) is not a:
+        plain, spelled = _plain(a), _plain(b)
+        if _has_identity(plain):
+            if id(a) in twins or id(b) in owners:
                 raise _differs(start)
-        else:
             twins[id(a)] = b
             owners[id(b)] = a
-            before, after = _members(a, cut), _members(b, {})
-            if _shape(a) != _shape(b) or len(before) != len(after):
-                raise _differs(start)
-            stack.extend((x, y, at) for (x, at), (y, _) in zip(before, after, strict=True))
+        elif type(plain) is Raw or (type(plain) is str and len(plain) > 64):
+            twins[id(a)] = b  # one that is fetched a million times is compared once
+        if type(plain) in _NODES:
+            _same_shape(a, b, cut, start, stack)
+        else:
+            _same_scalar(plain, spelled, start)
+
+
+def _is_replaced(node: Any, start: int, values: dict[int, tuple[int, bytes]]) -> bool:
+    """Whether the value edited at `start` is this node, not the first thing inside it."""
+    return start in values and getattr(node, "end", -1) < values[start][0]
+
+
+def _has_identity(node: Any) -> bool:
+    """Whether two of it differ from one of it twice: what can be changed, and what holds it."""
+    return type(node) in _NODES or (type(node) is Raw and _raw_kind(node) == "bytearray")
+
+
+def _same_shape(a: Any, b: Any, cut: dict[int, int], start: int, stack: list[Any]) -> None:
+    """Compare what two nodes are; what they hold goes on the stack."""
+    if type(b) not in _NODES or _shape(a) != _shape(b):
+        raise _differs(start)
+    before, after = _members(a, cut), _members(b, {})
+    if len(before) != len(after):
+        raise _differs(start)
+    stack.extend((x, y, at) for (x, at), (y, _) in zip(before, after, strict=True))
 
 
 def _differs(start: int) -> PickleInvalid:
-    return PickleInvalid("self-check failed: the rewritten pickle says something else", offset=start)  # fmt: skip
+    text = "self-check failed: the rewritten pickle says something else"
+    return PickleInvalid(text, offset=start if start >= 0 else None)
 
 
 def _same_text(wanted: str, old: Any, new: Any, start: int) -> None:
     if type(new) is Raw and new.op in TEXT_OPS and type(old) is Raw:
-        new = new.value.decode("utf-8", "surrogatepass")
-    if type(new) is not str or new != wanted:
+        same = new.value == wanted.encode("utf-8", "surrogatepass")
+    else:
+        same = type(new) is str and new == wanted
+    if not same:
         raise _differs(start)
 
 
@@ -129,12 +166,15 @@ def _members(node: Any, cut: dict[int, int]) -> list[tuple[Any, int]]:
     if _is_set_call(node):
         node = node.args.items[0]
     elif type(node) is Obj:
-        found += [(node.fn, -1), (node.args, node.args_start), (node.kwargs, -1)]
+        first = node.start if node.op in _FN_FIRST else -1
+        found += [(node.fn, first), (node.args, node.args_start), (node.kwargs, -1)]
     for batch in node.batches or ():
         step = 2 if batch.op in PAIR_OPS else 1
         for i in range(0, len(batch.items), step):
             if batch.starts[i] not in cut:
-                found.extend(zip(batch.items[i : i + step], batch.starts[i : i + step], strict=True))
+                found.extend(
+                    zip(batch.items[i : i + step], batch.starts[i : i + step], strict=True)
+                )
     if node.state is not None:
         found.append((node.state.value, node.state.start))
     return found

@@ -8,14 +8,16 @@ protocol 2 would map to another) keeps its own protocol: `spellings` says why.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any
 
-from ckptool.pickles.hoist import put_op
+from ckptool.pickles.hoist import Emitter, put_op
 from ckptool.pickles.nodes import FROZENSET, NEWOBJ_EX, SET, Box, Raw, Walked
 from ckptool.pickles.splice import Edits, text_literal
 
 _BYTES_OPS = frozenset((0x43, 0x42, 0x8E))
 _BYTEARRAY8 = 0x96
+_PUTS = frozenset((0x71, 0x72, 0x94, 0x70))
 _ENCODE = b"c_codecs\nencode\n"
 
 
@@ -43,6 +45,8 @@ def why_not(walked: Walked) -> str | None:
     for call in walked.calls:
         if call.op == NEWOBJ_EX:
             return "an object made with keyword arguments"
+    if walked.data[walked.start] != 0x80:
+        return "a stream that does not say its protocol"
     if walked.oddities:
         return next(iter(walked.oddities))
     return None
@@ -98,7 +102,8 @@ def _spell(walked: Walked) -> Spellings | str:
         if pos >= skip and pos not in found:
             if code in (0x8C, 0x8D):
                 first = pos + (2 if code == 0x8C else 9)
-                found[pos] = (end, text_literal(str(data[first:end], "utf-8", "surrogatepass")), None)  # fmt: skip
+                text = str(data[first:end], "utf-8", "surrogatepass")
+                found[pos] = (end, text_literal(text), None)
             elif code in _BYTES_OPS or code == _BYTEARRAY8:
                 first = pos + {0x43: 2, 0x42: 5, 0x8E: 9, _BYTEARRAY8: 9}[code]
                 found[pos] = (end, _respell(Raw(code, data[first:end], first)), None)
@@ -114,16 +119,24 @@ def _sets(walked: Walked) -> Spellings | str:
     """EMPTY_SET … ADDITEMS becomes set([…]), whose memo slot is set after the call."""
     found: Spellings = {}
     data = walked.data
-    slots = {walked.memo_start[slot]: slot for slot, node in walked.memo.items()
-             if type(node) is Box and node.kind == SET}  # fmt: skip
+    slots: dict[int, list[int]] = {}
+    for name, node in walked.memo.items():
+        if type(node) is Box and node.kind == SET:
+            slots.setdefault(walked.memo_start[name], []).append(name)
     pos = data.find(b"\x8f", walked.start, walked.end)
     if pos < 0:
         return found
+    emitter = Emitter(walked)
     for box in _all_sets(walked):
-        slot = slots.get(box.start)
+        named = slots.get(box.start, [])
         opened = box.start + 1
+        if len(named) > 1 or (named and data[opened] not in _PUTS):
+            return "a set that is memoised in an odd way"
+        slot = named[0] if named else None
         if slot is not None:
             opened += _size_at(data, opened)
+            if _holds_itself(emitter, box, slot):
+                return "a set that holds itself"
         close = b"\x85R" + (put_op(slot) if slot is not None else b"")
         make = b"c__builtin__\nset\n]"
         if box.state is not None:
@@ -137,6 +150,14 @@ def _sets(walked: Walked) -> Spellings | str:
         last = box.batches[-1].end
         found[last] = (last + 1, b"e" + close, slot)
     return found
+
+
+def _holds_itself(emitter: Emitter, box: Box, slot: int) -> bool:
+    """Whether the set is fetched while it is being filled."""
+    gets = emitter.walked.gets
+    end = box.batches[-1].end if box.batches else box.start
+    inside = gets[bisect_left(gets, box.start) : bisect_left(gets, end)]
+    return any(emitter.get_at(pos)[0] == slot for pos in inside)
 
 
 def _all_sets(walked: Walked) -> list[Box]:

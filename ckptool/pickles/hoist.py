@@ -24,8 +24,11 @@ _CUT, _DEFINES, _REPLACE, _FETCH, _FRAME, _MEMOIZE = range(6)
 
 @dataclass(slots=True)
 class Replacement:
-    """Bytes for [start, end). `defines`: the slot they set; `fresh`: a new slot shared by
-    equal replacements; `same_meaning`: another spelling of the same value."""
+    """Bytes for [start, end).
+
+    `defines`: the slot they set; `fresh`: a new slot shared by equal replacements;
+    `same_meaning`: another spelling of the same value.
+    """
 
     start: int
     end: int
@@ -90,6 +93,8 @@ class Emitter:
 
     def fresh_slot(self) -> int:
         """A memo slot that the pickle does not use."""
+        if self.next_slot > 0xFFFFFFFF:
+            raise PickleInvalid("the pickle cannot be rewritten: its last memo slot is used")
         self.next_slot += 1
         return self.next_slot - 1
 
@@ -217,7 +222,7 @@ class Emitter:
         elif kind == _DEFINES:
             if payload in self.active and payload != frame.slot:
                 raise self._cycle(payload)
-            if frame.slot >= 0 and payload in self.defined:
+            if frame.slot >= 0 and payload in self.defined and not self._is_edited(pos, payload):
                 self._fetch_instead(frame, pos, payload)
         elif kind == _REPLACE:
             if self._is_role_of(frame, payload):
@@ -236,6 +241,11 @@ class Emitter:
             frame.pos = pos + 1
             if payload in self.lost:
                 self.defined.add(payload)
+
+    def _is_edited(self, pos: int, slot: int) -> bool:
+        """Whether an edit replaces the whole definition: the edit counts, not the old value."""
+        replacement = self.replacements.get(pos)
+        return replacement is not None and replacement.end >= self.lost[slot]
 
     def _is_role_of(self, frame: _Frame, replacement: Replacement) -> bool:
         """Whether it edits the one place from where this frame's value is being hoisted."""
@@ -288,8 +298,9 @@ class Emitter:
         return self.walked.memo_start[slot] <= pos < self.lost[slot]
 
     def _literal(self, slot: int, start: int) -> None:
-        """The old definition of a string, bytes or class name, as it was before any edit
-        of its first occurrence."""
+        """The definition of a string, bytes or class name, as it was before any edit of its
+        first occurrence.
+        """
         put = self.walked.puts[self._index_of(slot)]
         node = self.walked.memo[slot]
         if slot in self.patched:

@@ -111,8 +111,10 @@ class Pers:
 
 
 class Raw:
-    """Bytes: a bytes, bytearray or Python 2 str, by the opcode that pushed it; `start` of
-    the payload."""
+    """Bytes: a bytes, bytearray or Python 2 str, by the opcode that pushed it.
+
+    `start` is the first byte of the payload.
+    """
 
     __slots__ = ("op", "start", "value")
 

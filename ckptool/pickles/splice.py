@@ -142,8 +142,9 @@ def _shared_string(
     news = {occurrence.new for occurrence in found}
     edited = {occurrence.start for occurrence in found}
     if len(news) == 1 and definition in edited and all(use in edited for use in uses):
-        emitter.patch(slot, definition, literal_end(walked.data, definition), _literal_like(code, found[0].new))
-        return  # fmt: skip
+        end = literal_end(walked.data, definition)
+        emitter.patch(slot, definition, end, _literal_like(code, found[0].new))
+        return
     counts: dict[str, int] = {}
     for occurrence in found:
         counts[occurrence.new] = counts.get(occurrence.new, 0) + 1

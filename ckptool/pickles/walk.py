@@ -9,8 +9,10 @@ Source: Lib/pickletools.py of CPython for the opcodes and their arguments.
 
 from __future__ import annotations
 
+import codecs
 import gc
 import struct
+import warnings
 from itertools import repeat
 from struct import Struct
 from typing import Any
@@ -383,6 +385,7 @@ def _build(seen: Walked, state: State, owner: Any, start: int) -> None:
     """Remember the state BUILD gives; on anything but an object it is a call of its own."""
     if type(owner) not in (Box, Obj):
         seen.builds_on_others.append((state.end, owner))
+        seen.oddities["BUILD on a value that is no object"] = state.end
         return
     if owner.state is not None or owner.start != start:
         seen.oddities["BUILD twice or on a value fetched from the memo"] = state.end
@@ -477,8 +480,15 @@ def _text_value(code: int, line: bytes, pos: int) -> Any:
         raise PickleInvalid("a STRING without quotes", offset=pos)
     plain = line[1:-1]
     if b"\\" in plain:
-        plain = plain.decode("unicode-escape").encode("latin-1")
+        plain = _unescaped(plain)
     return Raw(code, plain, pos + 2)
+
+
+def _unescaped(text: bytes) -> bytes:
+    """What pickle itself makes of a Python 2 repr; its warning about odd escapes is noise here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return bytes(codecs.escape_decode(text)[0])
 
 
 def _text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
@@ -536,7 +546,7 @@ def _list_or_dict(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: 
     return pos + 1
 
 
-def _frozenset(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
+def _frozenset(_seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
     items, starts, mark = marked
     node = Obj(0x91, None, Tup(items, starts, pos), mark, mark, pos)
     st.append(node)
@@ -565,7 +575,7 @@ def _obj(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -
     return pos + 1
 
 
-def _pop_mark(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
+def _pop_mark(_seen: Walked, _st: list[Any], _ss: list[int], pos: int, _marked: Marked) -> int:
     return pos + 1
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 from ckptool.errors import CrcMismatch, StorageSize, Truncated
-from ckptool.spans import Made
+from ckptool.plans import Made
 
 _CHUNK = 1 << 20
 _AGAIN = "download or copy it again"

@@ -1,29 +1,34 @@
 """The notes under an inspection: what will go wrong at loading, and the command that mends it.
 
 Knows: torch's error messages and where they come from. Must not know: printing.
-One function a trouble; a new one is a function and a row in `_TROUBLES`.
+One function a trouble; a new one is a function and a row in `_FIRST` or `_THEN`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from shlex import quote
 
 from ckptool.checkpoint import Checkpoint, Note, Table
-from ckptool.formats.judge import CODE, FOREIGN
-from ckptool.rules import UNCOUNTED, WRAPPERS, Rule, apply, wrappers
 from ckptool.errors import CkptError
+from ckptool.formats.judge import CODE, FOREIGN
+from ckptool.rules import UNCOUNTED, Rule, apply
 from ckptool.verbs.naming import default_output, suffixed
 from ckptool.verbs.numbering import tie_of
 
 Trouble = Callable[[Checkpoint, "Table | None"], Iterator[Note]]
+Wrapped = Mapping[int, "list[tuple[str, int, int]]"]
+"""Index of a table -> what `rules.wrappers` says of its keys."""
 _KNOWN_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "meta", "npu", "privateuseone")
 
 
-def advise(checkpoint: Checkpoint, shown: Table | None) -> tuple[Note, ...]:
+def advise(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> tuple[Note, ...]:
     """All notes, the file's own first."""
     found = list(checkpoint.notes)
-    for trouble in _TROUBLES:
+    for trouble in _FIRST:
+        found.extend(trouble(checkpoint, shown))
+    found.extend(_names(checkpoint, shown, wrapped))
+    for trouble in _THEN:
         found.extend(trouble(checkpoint, shown))
     return tuple(found)
 
@@ -73,14 +78,14 @@ def _restricted(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
 def _module(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if shown is None or shown.kind != "module" or checkpoint.format != "torch-zip" and checkpoint.format != "torch-legacy":  # fmt: skip
         return
-    name = shown.class_name or "a class"
-    yield Note("whole-model", f"a whole pickled model of class {name}, not a state_dict: torch.load needs that class; the keys shown are its state_dict")  # fmt: skip
+    name = f" of class {shown.class_name}" if shown.class_name else ""
+    yield Note("whole-model", f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict")  # fmt: skip
 
 
 def _protocol(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     walked = getattr(checkpoint.handle, "walked", None)
-    if walked is not None and walked.protocol >= 3 and checkpoint.format in ("torch-zip", "torch-legacy"):  # fmt: skip
-        yield Note("pickle-protocol", f"pickle protocol {walked.protocol}: torch.load's default (weights_only=True) reads protocol 2 only; convert writes it", _command(checkpoint, "--to-cpu"))  # fmt: skip
+    if walked is not None and walked.protocol >= 4 and checkpoint.format in ("torch-zip", "torch-legacy"):  # fmt: skip
+        yield Note("pickle-protocol", f"pickle protocol {walked.protocol}: torch.load's default (weights_only=True) refuses it; every convert writes protocol 2", _command(checkpoint, "--to-cpu"))  # fmt: skip
 
 
 def _big_endian(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -157,40 +162,34 @@ _WRAPPED_BY = {
 }
 
 
-def _names(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
-    for table in checkpoint.tables:
-        if table.kind == "tensors":
-            continue
+def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Iterator[Note]:
+    """One note a table: what wraps its names, and the one command that unwraps them all."""
+    for i, rows in wrapped.items():
+        table = checkpoint.tables[i]
         at = f" at '{'.'.join(map(str, table.path))}'" if table is not shown else ""
-        yield from _table_names(checkpoint, table, at)
+        counted = sum(t.key not in UNCOUNTED for t in table.tensors)
+        if not rows:
+            continue
+        texts = [_wrapper_text(row, counted, at) for row in rows]
+        only_module = len(rows) == 1 and set(rows[0][0].split(".")) == {"module", ""}
+        options = "--strip-module" if only_module else "--unwrap"
+        slug = "module-prefix" if only_module else "wrapper"
+        yield Note(slug, "; ".join(dict.fromkeys(texts)), _command(checkpoint, options, "plain"))
 
 
-def _table_names(checkpoint: Checkpoint, table: Table, at: str) -> Iterator[Note]:
-    keys = [t.key for t in table.tensors]
-    for name, count, of in wrappers(keys):
-        parts = [part for part in name.split(".") if part]
-        by = " and ".join(dict.fromkeys(_WRAPPED_BY[p] for p in parts if p in _WRAPPED_BY))
-        if name.endswith(".") and set(parts) == {"module"}:
-            yield _module_note(checkpoint, keys, name, count, of, at)
-        elif parts[-1] == "module" and not set(parts) & set(WRAPPERS):
-            yield _interior_note(checkpoint, name, count, of, at)
-        else:
-            text = f"'{name}' on {count:,} of {of:,} keys{at}: saved from {by or 'a wrapper'}; a plain net calls them unexpected"  # fmt: skip
-            yield Note("wrapper", text, _command(checkpoint, "--unwrap", "plain"))
-
-
-def _module_note(checkpoint: Checkpoint, keys: list[str], name: str, count: int, of: int, at: str) -> Note:  # fmt: skip
-    counted = sum(key not in UNCOUNTED for key in keys)
-    if count >= counted:
-        text = f"every key{at} starts with '{name}': saved from DataParallel or DistributedDataParallel; a plain net calls all of them unexpected"  # fmt: skip
-    else:
-        text = f"{count:,} of {of:,} keys{at} start with '{name}', the others do not; --to-cpu leaves such names alone"  # fmt: skip
-    return Note("module-prefix", text, _command(checkpoint, "--strip-module", "plain"))
-
-
-def _interior_note(checkpoint: Checkpoint, name: str, count: int, of: int, at: str) -> Note:
-    text = f"'{name}.' inside {count:,} of {of:,} keys{at}: that part of the net was saved from DataParallel"  # fmt: skip
-    return Note("module-inside", text, _command(checkpoint, "--unwrap", "plain"))
+def _wrapper_text(row: tuple[str, int, int], counted: int, at: str) -> str:
+    name, count, of = row
+    parts = [part for part in name.split(".") if part]
+    by = " and ".join(dict.fromkeys(_WRAPPED_BY[part] for part in parts if part in _WRAPPED_BY))
+    if not name.endswith("."):
+        if parts[-1] == "module":
+            return f"'{name}.' inside {count:,} of {of:,} keys{at}: that part of the net was saved from DataParallel"  # fmt: skip
+        return f"'{name}' inside {count:,} of {of:,} keys{at}: a part of the net was saved from {by}"
+    if set(parts) == {"module"} and count < counted:
+        return f"{count:,} of {of:,} keys{at} start with '{name}', the others do not: --to-cpu leaves such names alone"  # fmt: skip
+    every = "every key" if count >= counted else f"{count:,} of {of:,} keys"
+    verb = "starts" if count >= counted else "start"
+    return f"{every}{at} {verb} with '{name}': saved from {by}; a plain net calls them unexpected"
 
 
 def _several(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -266,7 +265,7 @@ def _some(names: list[str]) -> str:
     return f"{listed} and {len(names) - 4} more" if len(names) > 4 else listed
 
 
-_TROUBLES: tuple[Trouble, ...] = (
-    _code, _module, _restricted, _protocol, _big_endian, _names, _devices, _float64, _meta,
-    _several, _none, _ties, _views, _others, _counters, _batch_norm,
+_FIRST: tuple[Trouble, ...] = (_code, _module, _restricted, _protocol, _big_endian)
+_THEN: tuple[Trouble, ...] = (
+    _devices, _float64, _meta, _several, _none, _ties, _views, _others, _counters, _batch_norm,
 )  # fmt: skip

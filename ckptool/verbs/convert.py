@@ -17,8 +17,8 @@ from ckptool.formats import edit, read
 from ckptool.formats.rewrite import Rewritten, device_mentions
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, open_source
+from ckptool.plans import Plan
 from ckptool.rules import Rule, apply
-from ckptool.spans import Plan
 from ckptool.values import RECIPES
 from ckptool.verbs.inspect import path_name, table_at
 from ckptool.verbs.naming import default_output, suffixed

@@ -17,7 +17,7 @@ from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, Source, open_source
 from ckptool.rules import match_glob, wrappers
 from ckptool.verbs.advice import advise
-from ckptool.verbs.numbering import numbered, parameter_count
+from ckptool.verbs.numbering import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ def inspect_source(
     rows = _select(shown, selection) if shown else ()
     limited = rows[: _limit(selection.limit, len(rows))]
     index, extra = numbered(checkpoint, shown) if selection.index and shown else ({}, ())
-    found = tuple(wrappers([t.key for t in shown.tensors])) if shown and _named(shown) else ()
-    return Inspection(
-        checkpoint, shown, limited, len(rows), (*advise(checkpoint, shown), *extra), found, index
-    )
+    wrapped = {i: wrappers([t.key for t in table.tensors]) for i, table in enumerate(checkpoint.tables) if _named(table)}  # fmt: skip
+    found = next((tuple(wrapped[i]) for i in wrapped if checkpoint.tables[i] is shown), ())
+    notes = (*advise(checkpoint, shown, wrapped), *extra)
+    return Inspection(checkpoint, shown, limited, len(rows), notes, found, index)
 
 
 _LONG, _SCREEN = 200, 100  # a table over 200 rows is cut to 100 on a terminal

@@ -15,6 +15,7 @@ from formats_support import (
     saved_legacy,
     safetensors,
     tensor_bytes,
+    verdicts,
     weights,
 )
 from hypothesis import HealthCheck, given, settings
@@ -253,7 +254,11 @@ def test_a_whole_module_lists_its_state_dict(net, way, monkeypatch):
     monkeypatch.setitem(sys.modules, "net_of_tests", fake)
     module = WHOLE[net]()
     data = WAYS[way](module)
-    table = weights(read_bytes(data))
+    checkpoint = read_bytes(data)
+    strangers = {n: v for n, v in verdicts(checkpoint).items() if v != "known"}
+    assert set(strangers.values()) <= {"foreign"}
+    assert all(n.startswith("net_of_tests.") for n in strangers)
+    table = weights(checkpoint)
     state = module.state_dict(keep_vars=True)
     assert table.kind == "module"
     assert [one.key for one in table.tensors] == list(state)
