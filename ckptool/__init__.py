@@ -8,18 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptool.api import OpenCheckpoint, convert, inspect, open
+    from ckptool.api import Conversion, Inspection, OpenCheckpoint, convert, inspect, open
     from ckptool.errors import CkptError
     from ckptool.limits import Limits
-    from ckptool.verbs.convert import Conversion
-    from ckptool.verbs.inspect import Inspection
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "CkptError": "ckptool.errors",
-    "Conversion": "ckptool.verbs.convert",
-    "Inspection": "ckptool.verbs.inspect",
+    "Conversion": "ckptool.api",
+    "Inspection": "ckptool.api",
     "Limits": "ckptool.limits",
     "OpenCheckpoint": "ckptool.api",
     "convert": "ckptool.api",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +16,45 @@ from ckptool.errors import CkptError, UsageError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, Source, open_source
+from ckptool.render import render
 from ckptool.rules import Rule
-from ckptool.verbs.convert import Conversion, Request, convert_place
-from ckptool.verbs.inspect import Inspection, Selection, choose_table, inspect_place, inspect_source
+from ckptool.verbs import convert as _converting
+from ckptool.verbs import report as _reporting
+from ckptool.verbs.convert import Request, convert_place
+from ckptool.verbs.inspect import Selection, choose_table, inspect_place, inspect_source
 
 PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection(_reporting.Inspection):
+    """What `inspect` found; as text it is what the command prints."""
+
+    def __str__(self) -> str:
+        return render("table", self.to_dict())
+
+    def _repr_html_(self) -> str:
+        return render("html", self.to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion(_converting.Conversion):
+    """What `convert` did; as text it is what the command prints."""
+
+    def __str__(self) -> str:
+        from ckptool.render.convert import convert_text
+
+        return convert_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    """What a verb returned, for the same record with a look."""
+    return {row.name: getattr(result, row.name) for row in fields(result)}
 
 
 class TensorRecord:
@@ -72,7 +107,9 @@ class TensorRecord:
         return self.tensor.requires_grad
 
     def __repr__(self) -> str:
-        return f"<{self.dtype} {list(self.shape or ())} on {self.device}, {self.size_bytes:,} bytes>"
+        return (
+            f"<{self.dtype} {list(self.shape or ())} on {self.device}, {self.size_bytes:,} bytes>"
+        )
 
 
 class Weights(Mapping[str, TensorRecord]):
@@ -129,7 +166,8 @@ class OpenCheckpoint:
 
     def inspect(self, **selection: Any) -> Inspection:
         """The same report as `ckptool.inspect`."""
-        return inspect_source(self._source, Selection(**selection), self._limits)
+        found = inspect_source(self._source, Selection(**selection), self._limits)
+        return Inspection(**_fields(found))
 
     def close(self) -> None:
         """Close the file."""
@@ -173,7 +211,8 @@ def inspect(
     limits: Limits = DEFAULT,
 ) -> Inspection:
     """What is in a file: tables, values, wrappers, notes. Raises CkptError."""
-    return inspect_place(place, Selection(at, only, drop, sort, limit, index), limits)
+    found = inspect_place(place, Selection(at, only, drop, sort, limit, index), limits)
+    return Inspection(**_fields(found))
 
 
 def convert(
@@ -212,7 +251,7 @@ def convert(
         force=force, dry_run=dry_run,
     )  # fmt: skip
     target = None if output is None else os.fspath(output)
-    return convert_place(os.fspath(path), target, request, limits)
+    return Conversion(**_fields(convert_place(os.fspath(path), target, request, limits)))
 
 
 def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
@@ -232,4 +271,7 @@ def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
     return Request(device=device, **rest)
 
 
-__all__ = ["CkptError", "OpenCheckpoint", "TensorRecord", "Weights", "convert", "inspect", "open"]
+__all__ = [
+    "CkptError", "Conversion", "Inspection", "OpenCheckpoint", "TensorRecord", "Weights",
+    "convert", "inspect", "open",
+]  # fmt: skip

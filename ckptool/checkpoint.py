@@ -71,7 +71,7 @@ _ROWS = (
     ("bits4x2", 8, None, None, "bits"),
     *((f"{sign}int{bits}", 8, None, None, "bits") for sign in ("", "u") for bits in range(1, 8)),
 )
-DTYPES: dict[str, DType] = {row[0]: DType(*row) for row in _ROWS}
+DTYPES: dict[str, DType] = {str(row[0]): DType(*row) for row in _ROWS}  # type: ignore[arg-type]
 _SHORT = (("double", "float64"), ("float", "float32"), ("half", "float16"), ("long", "int64"),
           ("int", "int32"), ("short", "int16"), ("cfloat", "complex64"), ("cdouble", "complex128"),
           ("chalf", "complex32"))  # fmt: skip

@@ -107,7 +107,7 @@ def check_collisions(keys: Iterable[str], renames: Mapping[str, str]) -> None:
     more = f" (and {len(clashes) - 1:,} more)" if len(clashes) > 1 else ""
     raise KeyCollision(
         f"'{first}' and '{second}' would both become '{name}'{more}; nothing written",
-        hint=f"keep one of them with --drop {_quoted(second)} or --drop {_quoted(first)}",
+        hint="rename one of them before saving, or leave names alone with --keep-module",
     )
 
 
@@ -373,8 +373,3 @@ def _glob(pattern: str) -> re.Pattern[str]:
     body = "".join(_WILD.get(piece) or re.escape(piece) for piece in pieces)
     start = r"\A" if "." in pattern else r"(?:\A|(?<=\.))"
     return re.compile(rf"(?s){start}{body}(?=\.|\Z)")
-
-
-def _quoted(text: str) -> str:
-    """`text` in single quotes, safe to paste into a shell."""
-    return "'" + text.replace("'", "'\"'\"'") + "'"

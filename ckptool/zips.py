@@ -253,10 +253,7 @@ def _check_names(names: list[str]) -> str:
                 raise PathEscape(text, member=name, hint=REPACK)
     loose = [name for name in names if "/" not in name]
     if loose or not names:
-        raise NotACheckpoint(
-            f"a zip around other files, contains: {_some(loose) or 'nothing'}; unpack it first",
-            hint="unpack it and give the file inside",
-        )
+        raise _loose(loose)
     roots = {name.partition("/")[0] for name in names}
     if len(roots) > 1:
         hint = "zip it again without __MACOSX" if "__MACOSX" in roots else REPACK
@@ -269,6 +266,22 @@ def _check_names(names: list[str]) -> str:
                 _ambiguous("two entries with one name", name)
             seen.add(name.casefold())
     return roots.pop()
+
+
+_CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".th")
+_INSIDE = "unpack it and give the file inside"
+
+
+def _loose(names: list[str]) -> NotACheckpoint:
+    """What a zip without a top folder is: torch cannot read it."""
+    listed = _some(names) or "nothing"
+    if names and all(name.endswith(".npy") for name in names):
+        return NotACheckpoint(f"not a checkpoint: a numpy archive (.npz) with {listed}", hint="open it with numpy.load")  # fmt: skip
+    if "data.pkl" in names:
+        return NotACheckpoint("the records of a checkpoint, zipped without their folder", hint="put them all in one folder and zip that folder")  # fmt: skip
+    if any(name.endswith(_CHECKPOINTS) for name in names):
+        return NotACheckpoint(f"a zip that holds a checkpoint and is none itself: {listed}", hint=_INSIDE)
+    return NotACheckpoint(f"not a checkpoint: a zip around other files: {listed}", hint=_INSIDE)
 
 
 def _some(names: Sequence[str]) -> str:

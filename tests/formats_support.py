@@ -10,8 +10,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.places import BytesSource, open_source
 
@@ -30,6 +32,26 @@ def read_bytes(data, name="file.pth", **options):
 def read_path(path, **options):
     with open_source(path) as source:
         return read(source, **options)
+
+
+def tried(data, name):
+    """The CkptError that reading raises, or None; any other exception is a failure."""
+    try:
+        read_bytes(data, name)
+    except CkptError as error:
+        return error
+    return None
+
+
+def refusal(data, filename="file.pth", **options):
+    with pytest.raises(CkptError) as caught:
+        read_bytes(data, filename, **options)
+    error = caught.value
+    assert error.exit_status == 2
+    assert error.path == filename
+    assert "\n" not in str(error)
+    assert error.text
+    return error
 
 
 def saved(value, **options):

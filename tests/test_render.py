@@ -78,7 +78,7 @@ net.pth: PyTorch zip, 46.8 MB, 3 tensors, 11,689,512 parameters, float32, saved 
 
   epoch        90
   best_acc1    71.3
-  state_dict   3 tensors  <- weights
+  state_dict   3 tensors, 41.9 kB  <- weights
 
   key                  shape          dtype       size  device
   module.conv1.weight  [64, 3, 7, 7]  float32  37.6 kB  cuda:0
@@ -154,7 +154,7 @@ def test_a_limited_table_says_how_many_more_and_the_summary_last():
     assert "module.fc.bias" not in middle[2]
     assert middle[2].endswith("\n  … 498 more of 500 tensors")
     assert middle[3] == SCREEN.splitlines()[0]
-    assert "state_dict   500 tensors  <- weights" in middle[1]
+    assert "state_dict   500 tensors, 41.9 kB  <- weights" in middle[1]
 
 
 def test_columns_appear_where_they_are_needed():

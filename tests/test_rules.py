@@ -195,7 +195,7 @@ def test_collision_names_both_keys():
         "'module.fc.weight' and 'fc.weight' would both become 'fc.weight'; nothing written"
     )
     assert caught.value.hint == (
-        "keep one of them with --drop 'fc.weight' or --drop 'module.fc.weight'"
+        "rename one of them before saving, or leave names alone with --keep-module"
     )
 
 

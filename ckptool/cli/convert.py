@@ -5,7 +5,8 @@ Knows: flags, the progress bar. Must not know: formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from time import monotonic
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import click
 from ckptool.api import build_request
 from ckptool.cli.options import Command, options, ordered
 from ckptool.cli.output import echo, summary
+from ckptool.render.convert import convert_text
 from ckptool.rules import Rule
 from ckptool.verbs.convert import Conversion, convert_place
 
@@ -35,7 +37,7 @@ _FLAGS = ("to_cpu", "to_gpu", "map_location", "strip_module", "add_module", "kee
 @click.argument("file", metavar="FILE", type=click.Path())
 @options(*_FLAGS)
 @click.pass_context
-def command(ctx: click.Context, file: str, **flags: Any) -> None:
+def command(ctx: click.Context, /, file: str, **flags: Any) -> None:
     """Write the same checkpoint for another device or with other names.
 
     Optimizer, epoch, args and everything else are kept to the byte; no tensor is held in
@@ -64,20 +66,17 @@ def _print(done: Conversion, flags: dict[str, Any]) -> None:
 
         echo(json_text(done.to_dict()))
     elif done.dry_run:
-        echo(str(done))
+        echo(convert_text(done.to_dict()))
     elif not flags["quiet"]:
-        summary(str(done))
+        summary(convert_text(done.to_dict()))
 
 
 class _Bar:
     """click's progress bar on stderr, after one second, only on a terminal."""
 
     def __init__(self) -> None:
-        import time
-
-        self._clock: Callable[[], float] = time.monotonic
-        self._started = self._clock()
-        self._stream = click.get_text_stream("stderr")
+        self._started = monotonic()
+        self._stream = sys.stderr
         self._bar: Any = None
         self._done = 0
 
@@ -90,7 +89,7 @@ class _Bar:
 
     def show(self, done: int, total: int) -> None:
         """Called by the writer with bytes."""
-        if self._clock() - self._started < 1 or not self._stream.isatty():
+        if monotonic() - self._started < 1 or not self._stream.isatty():
             return
         if self._bar is None:
             self._bar = click.progressbar(length=total, file=self._stream, label="writing")

@@ -13,7 +13,8 @@ import click
 from ckptool.cli.options import Command, options
 from ckptool.cli.output import echo, error_data, note, report_error
 from ckptool.errors import CkptError, UsageError
-from ckptool.verbs.inspect import Inspection, Selection, inspect_place
+from ckptool.verbs.inspect import Selection, inspect_place
+from ckptool.verbs.report import Inspection
 
 _TEXT = ("table", "tree")  # these print their notes themselves
 
@@ -31,7 +32,7 @@ _TEXT = ("table", "tree")  # these print their notes themselves
 @click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path())
 @options("at", "only", "drop", "sort", "limit", "index", "format", "keys")
 @click.pass_context
-def command(ctx: click.Context, files: tuple[str, ...], **flags: Any) -> None:
+def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None:
     """Show what is in checkpoints: no code of theirs is run, no tensor is read."""
     style = "json" if flags["as_json"] else flags["format_"]
     selection = Selection(flags["at"], flags["only"], flags["drop"], flags["sort"], flags["limit"], flags["index"])  # fmt: skip

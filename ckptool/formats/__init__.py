@@ -26,7 +26,8 @@ _HEAD = 512
 @dataclass(frozen=True, slots=True)
 class Format:
     """One container: `module` has `read`; where the same container comes out, `editor` has
-    `edit` (apart, because looking needs none of it)."""
+    `edit` (apart, because looking needs none of it).
+    """
 
     name: str
     title: str

@@ -9,12 +9,12 @@ import gc
 from dataclasses import dataclass
 from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Global, Note, Table
+from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table
 from ckptool.errors import CkptError, NotACheckpoint, PickleInvalid
 from ckptool.formats.discover import Discoverer, Found, dict_items
 from ckptool.formats.extras import top_extras
 from ckptool.formats.judge import CODE, Judge
-from ckptool.formats.torch_pickle import TensorReader
+from ckptool.formats.torch_pickle import TensorReader, View
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Obj, Walked
 from ckptool.pickles.walk import walk
@@ -81,13 +81,20 @@ def assemble(
         tables=tuple(found.tables),
         weights=found.weights,
         tensors=tuple(found.tensors),
-        storages=tuple(reader.storages.values()),
+        storages=_in_file_order(walked, reader),
         extras=top_extras(walked.root, reader, found.tables),
         globals=verdicts,
         notes=notes + _notes(walked, found.tables, reader),
         handle=PickleHandle(walked, found, reader, container),
         traits=traits,
     )
+
+
+def _in_file_order(walked: Walked, reader: TensorReader) -> tuple[Storage, ...]:
+    """All storages by their first reference in the pickle: discovery met them in its own order."""
+    views = (reader.view(pers) for pers in walked.persistent)
+    first = dict.fromkeys(view.storage.key for view in views if type(view) is View)
+    return tuple(reader.storages[key] for key in {**first, **dict.fromkeys(reader.storages)})
 
 
 def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:

@@ -139,7 +139,8 @@ class Discoverer:
 
     def _place(self, tensor: Tensor, path: Path, node_id: int) -> Tensor:
         """The record under this path: the one its table has, where it is in one. A key that
-        stands twice has two tensors under one path."""
+        stands twice has two tensors under one path.
+        """
         placed = self.placed.pop((path, node_id), None)
         return placed or named(tensor, str(path[-1]) if path else "", path)
 
@@ -177,10 +178,13 @@ class Discoverer:
             if rows is None:
                 for i, (value, _, _) in enumerate(elements(node)):
                     yield value, (*path, i), wanted
-            yield from self._object(node, path, wanted)
+            yield from self._object(node, path, wanted, listed=bool(rows) and not node.batches)
 
-    def _object(self, node: Box | Obj, path: Path, wanted: bool) -> Iterator[tuple[Any, Path, bool]]:
-        if type(node) is Obj:
+    def _object(
+        self, node: Box | Obj, path: Path, wanted: bool, listed: bool
+    ) -> Iterator[tuple[Any, Path, bool]]:
+        """Arguments (unless they are the listed items of a Python 2 dict) and state."""
+        if type(node) is Obj and not listed:
             for i, item in enumerate(items_of(node.args) or ()):
                 yield item, (*path, i), False
             if node.kwargs is not None:
@@ -220,25 +224,26 @@ class Discoverer:
         keys = {text_of(row[0]) for row in named}
         if {"state", "param_groups"} <= keys:
             return None
-        tensors, others, containers = [], [], 0
+        tensors, rest, containers = [], [], 0
         for key, value, *_ in rows:
             tensor = self._member(value, path, key)
             if tensor is not None:
                 tensors.append(tensor)
             else:
-                others.append((key_text(key), _kind_word(value)))
+                rest.append((key, value))
                 containers += type(value) not in (*_SCALARS, str)
-        if not _is_state_dict(len(tensors), len(rows), containers, len(named)) or self._holds_weights(rows, len(tensors)):  # fmt: skip
+        if not _is_state_dict(len(tensors), len(rows), containers, len(named)) or self._holds_weights(rest, len(tensors)):  # fmt: skip
             return None
         names = [tensor.key for tensor in tensors]
         return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
-                     tuple(others))  # fmt: skip
+                     tuple((key_text(key), _kind_word(value)) for key, value in rest))  # fmt: skip
 
-    def _holds_weights(self, rows: Rows, count: int) -> bool:
+    def _holds_weights(self, rows: list[tuple[Any, Any]], count: int) -> bool:
         """Whether an entry has more of the weights than the `count` tensors beside it, or has
-        any under a name for weights: {state_dict: {…}, best_acc: tensor} is no table itself."""
-        for key, value, *_ in rows:
+        any under a name for weights: {state_dict: {…}, best_acc: tensor} is no table itself.
+        """
+        for key, value in rows:
             name = text_of(key) or ""
             if type(value) not in (Box, Obj) or _SKIP.search(name) or name.endswith("_extra_state"):
                 continue
@@ -272,7 +277,8 @@ class Discoverer:
     def _module_tensors(self, node: Obj, path: Path) -> Iterator[Tensor]:
         """The state_dict of a pickled module, in torch's order: own parameters, own
         persistent buffers, then the children (torch/nn/modules/module.py). A module under
-        two names is listed twice, as there; inside itself it is left out."""
+        two names is listed twice, as there; inside itself it is left out.
+        """
         stack: list[tuple[Any, str, frozenset[int]]] = [(node, "", frozenset())]
         seen: set[int] = set()
         again = 0

@@ -18,7 +18,8 @@ _NAME = ".data/serialization_id"
 
 def serialization_id(archive: Archive, records: list[Record]) -> list[Record]:
     """The records with the id's second half computed anew; the first half hashes names
-    only, and stays. Dropped when a checksum is not known."""
+    only, and stays. Dropped when a checksum is not known.
+    """
     entry = archive.find(_NAME)
     if entry is None:
         return records

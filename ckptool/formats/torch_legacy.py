@@ -58,7 +58,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     reader = TensorReader(resolve, limits)
     reader.persistent = lambda node: _module_or_storage(reader, node)
     verdicts = tuple(g for walked, name in zip(pickles, _PARTS, strict=True) for g in Judge(walked, name).run())  # fmt: skip
-    notes = (Note("no-checksums", "a legacy stream records no checksums"),)
+    notes: tuple[Note, ...] = (Note("no-checksums", "a legacy stream records no checksums"),)
     if end < source.size:
         notes += (Note("trailing-bytes", f"{source.size - end:,} bytes after the last storage; torch reads none of them, a rewrite leaves them out"),)  # fmt: skip
     checkpoint = assemble(source, NAME, main, reader, limits, container=Stream(pickles, end), notes=notes, judged=verdicts)  # fmt: skip
@@ -70,7 +70,8 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
 
 def read_nested(data: bytes, limits: Limits) -> tuple[Storage, Span, list[Global]]:
     """The one storage of a stream that TypedStorage wrote for plain pickling: its record, the
-    span of its bytes in `data`, the verdicts on its pickles."""
+    span of its bytes in `data`, the verdicts on its pickles.
+    """
     pickles = _walk_all(data, limits)
     _check_head(pickles)
     main = pickles[3]

@@ -113,7 +113,8 @@ class TensorReader:
 
     def add_storage(self, key: str, dtype: DType, count: int, device: str, node: Any) -> Storage:
         """The one record of this key; a second id may only repeat it (the first location
-        wins, as in torch). Raises StorageSize when sizes disagree."""
+        wins, as in torch). Raises StorageSize when sizes disagree.
+        """
         known = self.storages.get(key)
         if known is None:
             pieces, crc = self.resolve(key, dtype, count)
@@ -173,7 +174,7 @@ class TensorReader:
     def _built(self, node: Any) -> Tensor | None:
         if type(node) is Pers:
             found = self.view(node)
-            return found if type(found) is Tensor else self._bare_storage(found)
+            return found if isinstance(found, Tensor) else self._bare_storage(found)
         name = global_name(node.fn)
         builder = BUILDERS.get(name) if name else None
         if builder is None or node.op not in (REDUCE, NEWOBJ):
@@ -185,8 +186,8 @@ class TensorReader:
             raise PickleInvalid("items are added to a tensor", offset=node.batches[0].end)
         return builder(self, node, args)
 
-    def _bare_storage(self, found: View | None) -> Tensor | None:
-        if found is None:
+    def _bare_storage(self, found: View | Tensor | None) -> Tensor | None:
+        if type(found) is not View:
             return None
         storage = found.storage
         count = storage.count - found.offset
@@ -198,7 +199,7 @@ class TensorReader:
         args: Sequence[Any],
         dtype: DType | None = None,
         kind: str = "tensor",
-        requires_grad: bool | None = None,
+        requires_grad: bool = False,
     ) -> Tensor:
         """A strided tensor from (storage, offset, size, stride, …), its bounds checked."""
         view = self.view(args[0])
@@ -212,7 +213,7 @@ class TensorReader:
         if len(shape) != len(stride):
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
-        return Tensor("", dtype, shape, stride, offset, storage, False, kind, (), storage.device)
+        return Tensor("", dtype, shape, stride, offset, storage, requires_grad, kind, (), storage.device)  # fmt: skip
 
     def sizes(self, node: Any, what: str, owner: Any) -> tuple[int, ...]:
         """A tuple of whole numbers, also as torch.Size((…)). Raises TensorBounds."""
@@ -301,7 +302,7 @@ def _flag(value: Any, node: Obj) -> bool:
 
 
 def _flagged_kind(metadata: Any) -> str:
-    """conj or neg when the math bits are set: the raw bytes are not the values."""
+    """Conj or neg when the math bits are set: the raw bytes are not the values."""
     if type(metadata) is Box:
         for key, value, *_ in pairs(metadata):
             if key in ("conj", "neg") and value is True:
@@ -417,7 +418,8 @@ def _old_tensor(reader: TensorReader, node: Obj, args: list[Any]) -> Tensor | No
 
 def array_shape(node: Any) -> tuple[int, ...] | None:
     """The shape in a numpy array's BUILD state (version, shape, dtype, order, bytes), or in
-    the arguments protocol 5 gives: _frombuffer(bytes, dtype, shape, order)."""
+    the arguments protocol 5 gives: _frombuffer(bytes, dtype, shape, order).
+    """
     if type(node) is not Obj:
         return None
     if (global_name(node.fn) or "").endswith(".numeric._frombuffer"):

@@ -96,7 +96,7 @@ def _is_big_endian(archive: Archive) -> bool:
 
 
 def _check_version(archive: Archive) -> None:
-    """torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
+    """Torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
     name = "version" if archive.find("version") else ".data/version"
     if archive.find(name) is None:
         raise HeaderInvalid("no version record: torch cannot read this archive", path=archive.source.name)  # fmt: skip

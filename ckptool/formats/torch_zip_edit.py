@@ -65,7 +65,8 @@ def _labels(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _keeps_promise(checkpoint: Checkpoint, archive: Archive) -> bool:
     """Whether `.format_version` will be true of what we write (formats 2.3): keys 0 to n-1
-    in the order of first reference, records in that order without another between them."""
+    in the order of first reference, records in that order without another between them.
+    """
     keys = [storage.key for storage in checkpoint.storages]
     if keys != [str(i) for i in range(len(keys))]:
         return False

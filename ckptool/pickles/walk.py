@@ -9,19 +9,17 @@ Source: Lib/pickletools.py of CPython for the opcodes and their arguments.
 
 from __future__ import annotations
 
-import codecs
 import gc
 import struct
-import warnings
 from itertools import repeat
 from struct import Struct
 from typing import Any
 
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
 from ckptool.limits import DEFAULT, Limits
-from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, Raw, State, Tup, Walked
+from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, State, Tup, Walked
+from ckptool.pickles.rare import RARE, RARE_MARKED, name_global, too_long
 
-_UINT1 = Struct("<B").unpack_from
 _UINT4 = Struct("<I").unpack_from
 _INT4 = Struct("<i").unpack_from
 _UINT2 = Struct("<H").unpack_from
@@ -87,8 +85,8 @@ def _explain(error: Exception, seen: Walked) -> str:
 
 def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the design
     """The loop. Stacks are pairs: nodes in `st`, their start offsets in `ss`; MARK opens a
-    new pair, so that nothing can reach below a MARK. `limit` is the end of the open frame,
-    of the data while none is open.
+    new pair, so that nothing can reach below a MARK. `limit` is the end of the open
+    frame while `framed`.
     """
     b = seen.data
     n = limit = len(b)
@@ -105,10 +103,9 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
     framed = False
     try:
         for _ in repeat(None, limits.opcode_count):
-            if pos >= limit:
-                if pos > limit or pos >= n:
-                    raise _crossing(pos, limit, n)
-                limit = n
+            if framed and pos >= limit:
+                if pos > limit:
+                    raise PickleInvalid("an opcode crosses the end of its frame", offset=pos)
                 framed = False
             c = b[pos]
             if c == 0x72:  # LONG_BINPUT
@@ -129,7 +126,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             elif c == 0x58:  # BINUNICODE
                 end = pos + 5 + _UINT4(b, pos + 1)[0]
                 if end > n:
-                    raise _too_long(pos)
+                    raise too_long(pos)
                 st.append(str(b[pos + 5 : end], "utf-8", "surrogatepass"))
                 ss.append(pos)
                 pos = end
@@ -231,7 +228,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 found = named.get(name)
                 if found is None:
                     module = str(name[0], "utf-8")
-                    found = _name_global(seen, module, str(name[1], "utf-8"), pos)
+                    found = name_global(seen, module, str(name[1], "utf-8"), pos)
                     named[name] = found
                 st.append(found)
                 ss.append(pos)
@@ -249,7 +246,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             elif c == 0x8A:  # LONG1
                 end = pos + 2 + b[pos + 1]
                 if end > n:
-                    raise _too_long(pos)
+                    raise too_long(pos)
                 st.append(int.from_bytes(b[pos + 2 : end], "little", signed=True))
                 ss.append(pos)
                 pos = end
@@ -262,7 +259,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             elif c == 0x8C:  # SHORT_BINUNICODE
                 end = pos + 2 + b[pos + 1]
                 if end > n:
-                    raise _too_long(pos)
+                    raise too_long(pos)
                 st.append(str(b[pos + 2 : end], "utf-8", "surrogatepass"))
                 ss.append(pos)
                 pos = end
@@ -275,7 +272,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                     found.computed = True
                     seen.globals.setdefault((f"(computed at byte {pos})", "?"), found)
                 else:
-                    found = _name_global(seen, node, name_text, pos)
+                    found = name_global(seen, node, name_text, pos)
                 seen.stack_globals.append((ss[-1], pos, found))
                 st[-1] = found
                 pos += 1
@@ -302,12 +299,12 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 if len(st) > 1:
                     seen.oddities["values left on the stack"] = ss[0]
                 return
-            elif c in _RARE:
-                pos = _RARE[c](seen, st, ss, pos)
-            elif c in _RARE_MARKED:
+            elif c in RARE:
+                pos = RARE[c](seen, st, ss, pos)
+            elif c in RARE_MARKED:
                 node_items, node_starts = st, ss
                 st, ss, mark = outer.pop()
-                pos = _RARE_MARKED[c](seen, st, ss, pos, (node_items, node_starts, mark))
+                pos = RARE_MARKED[c](seen, st, ss, pos, (node_items, node_starts, mark))
             elif c == 0x30:  # POP takes an empty MARK too
                 if not st and outer:
                     st, ss, _ = outer.pop()
@@ -331,16 +328,6 @@ _REFUSED = {
 }
 
 
-def _crossing(pos: int, limit: int, n: int) -> PickleInvalid:
-    if pos > limit and limit < n:
-        return PickleInvalid("an opcode crosses the end of its frame", offset=pos)
-    return PickleInvalid("the pickle ends without STOP", offset=pos)
-
-
-def _too_long(pos: int) -> PickleInvalid:
-    return PickleInvalid("a string or number is longer than the bytes left", offset=pos)
-
-
 def _bad_frame(pos: int) -> PickleInvalid:
     return PickleInvalid("a frame crosses the end of another or of the file", offset=pos)
 
@@ -349,14 +336,6 @@ def _bad_protocol(seen: Walked, pos: int) -> PickleInvalid:
     if pos != seen.start:
         return PickleInvalid(f"PROTO {seen.protocol} where none may stand", offset=pos)
     return PickleInvalid(f"pickle protocol {seen.protocol} does not exist", offset=pos)
-
-
-def _name_global(seen: Walked, module: str, name: str, pos: int) -> Global:
-    """One node for each (module, name), with the byte of its first use."""
-    found = seen.globals.get((module, name))
-    if found is None:
-        found = seen.globals[(module, name)] = Global(module, name, pos)
-    return found
 
 
 def _add(seen: Walked, batch: Batch, owner: Any, start: int) -> None:
@@ -391,195 +370,3 @@ def _build(seen: Walked, state: State, owner: Any, start: int) -> None:
         seen.oddities["BUILD twice or on a value fetched from the memo"] = state.end
         seen.builds_on_others.append((state.end, owner))
     owner.state = state
-
-
-# -- opcodes that honest torch files seldom or never hold -------------------------------------
-def _counted(width: int) -> Any:
-    """BINBYTES and friends: a length of `width` bytes, then raw bytes."""
-    unpack = {1: _UINT1, 4: _UINT4, 8: _UINT8}[width]
-
-    def read(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-        first = pos + 1 + width
-        end = first + unpack(seen.data, pos + 1)[0]
-        if end > len(seen.data):
-            raise _too_long(pos)
-        st.append(Raw(seen.data[pos], seen.data[first:end], first))
-        ss.append(pos)
-        return int(end)
-
-    return read
-
-
-def _binunicode8(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    end = pos + 9 + _UINT8(seen.data, pos + 1)[0]
-    if end > len(seen.data):
-        raise _too_long(pos)
-    st.append(str(seen.data[pos + 9 : end], "utf-8", "surrogatepass"))
-    ss.append(pos)
-    return int(end)
-
-
-def _long4(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    size = _INT4(seen.data, pos + 1)[0]
-    end = pos + 5 + size
-    if size < 0 or end > len(seen.data):
-        raise _too_long(pos)
-    st.append(int.from_bytes(seen.data[pos + 5 : end], "little", signed=True))
-    ss.append(pos)
-    return int(end)
-
-
-def _newobj_ex(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    kwargs, args = st.pop(), st.pop()
-    ss.pop()
-    args_start = ss.pop()
-    node = Obj(0x92, st[-1], args, ss[-1], args_start, pos)
-    node.kwargs = kwargs
-    st[-1] = node
-    seen.calls.append(node)
-    return pos + 1
-
-
-def _dup(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    st.append(st[-1])
-    ss.append(pos)
-    seen.oddities.setdefault("DUP", pos)
-    return pos + 1
-
-
-def _line(seen: Walked, pos: int) -> tuple[bytes, int]:
-    end = seen.data.index(b"\n", pos + 1)
-    return seen.data[pos + 1 : end], end + 1
-
-
-def _number(text: bytes, pos: int) -> int:
-    if len(text) > DEFAULT.digits:
-        raise PickleInvalid(f"a number of {len(text):,} digits in text", offset=pos)
-    return int(text, 0)
-
-
-def _slot(text: bytes, pos: int) -> int:
-    """A memo slot in text; more than 32 bits could not be written again."""
-    if not text.isdigit() or len(text) > 10 or int(text) >> 32:
-        raise PickleInvalid("a memo slot that is no 32-bit number", offset=pos)
-    return int(text)
-
-
-def _text_value(code: int, line: bytes, pos: int) -> Any:
-    """The value of a protocol 0 text opcode."""
-    if code == 0x49 and line in (b"00", b"01"):
-        return line == b"01"
-    if code in (0x49, 0x4C):
-        return _number(line.removesuffix(b"L") if code == 0x4C else line, pos)
-    if code == 0x46:
-        return float(line)
-    if code == 0x56:
-        return line.decode("raw-unicode-escape")
-    quoted = len(line) > 1 and line[:1] == line[-1:] and line[:1] in (b"'", b'"')
-    if not quoted:
-        raise PickleInvalid("a STRING without quotes", offset=pos)
-    plain = line[1:-1]
-    if b"\\" in plain:
-        plain = _unescaped(plain)
-    return Raw(code, plain, pos + 2)
-
-
-def _unescaped(text: bytes) -> bytes:
-    """What pickle itself makes of a Python 2 repr; its warning about odd escapes is noise here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return bytes(codecs.escape_decode(text)[0])
-
-
-def _text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    line, end = _line(seen, pos)
-    st.append(_text_value(seen.data[pos], line, pos))
-    ss.append(pos)
-    return end
-
-
-def _put_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    line, end = _line(seen, pos)
-    i = _slot(line, pos)
-    seen.memo[i] = st[-1]
-    seen.memo_start[i] = ss[-1]
-    seen.puts.append(pos)
-    return end
-
-
-def _get_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    line, end = _line(seen, pos)
-    st.append(seen.memo[_slot(line, pos)])
-    ss.append(pos)
-    seen.gets.append(pos)
-    return end
-
-
-def _persid_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
-    line, end = _line(seen, pos)
-    node = Pers(line.decode("utf-8"), pos, end - 1)
-    st.append(node)
-    ss.append(pos)
-    seen.persistent.append(node)
-    return end
-
-
-_RARE = {
-    0x43: _counted(1), 0x55: _counted(1), 0x42: _counted(4), 0x54: _counted(4),
-    0x8E: _counted(8), 0x96: _counted(8), 0x8D: _binunicode8, 0x8B: _long4,
-    0x92: _newobj_ex, 0x32: _dup, 0x49: _text, 0x4C: _text, 0x46: _text, 0x56: _text,
-    0x53: _text, 0x70: _put_text, 0x67: _get_text, 0x50: _persid_text,
-}  # fmt: skip
-
-Marked = tuple[list[Any], list[int], int]
-
-
-def _list_or_dict(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
-    items, starts, mark = marked
-    op = seen.data[pos]
-    box = Box(0x5D if op == 0x6C else 0x7D, mark)
-    if op == 0x64 and len(items) & 1:
-        raise PickleInvalid("a dict is filled with an odd number of items", offset=pos)
-    box.batches.append(Batch(op, items, starts, pos, mark))
-    st.append(box)
-    ss.append(mark)
-    return pos + 1
-
-
-def _frozenset(_seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
-    items, starts, mark = marked
-    node = Obj(0x91, None, Tup(items, starts, pos), mark, mark, pos)
-    st.append(node)
-    ss.append(mark)
-    return pos + 1
-
-
-def _inst(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
-    items, starts, mark = marked
-    module, middle = _line(seen, pos)
-    name, end = _line(seen, middle - 1)
-    found = _name_global(seen, str(module, "utf-8"), str(name, "utf-8"), pos)
-    node = Obj(0x69, found, Tup(items, starts, pos), mark, mark, end - 1)
-    st.append(node)
-    ss.append(mark)
-    seen.calls.append(node)
-    return end
-
-
-def _obj(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: Marked) -> int:
-    items, starts, mark = marked
-    node = Obj(0x6F, items[0], Tup(items[1:], starts[1:], pos), mark, starts[0], pos)
-    st.append(node)
-    ss.append(mark)
-    seen.calls.append(node)
-    return pos + 1
-
-
-def _pop_mark(_seen: Walked, _st: list[Any], _ss: list[int], pos: int, _marked: Marked) -> int:
-    return pos + 1
-
-
-_RARE_MARKED = {
-    0x6C: _list_or_dict, 0x64: _list_or_dict, 0x91: _frozenset, 0x69: _inst, 0x6F: _obj,
-    0x31: _pop_mark,
-}  # fmt: skip

@@ -154,7 +154,8 @@ def _shares(counts: Mapping[str, int] | None) -> str:
 
 def _value(extra: Mapping[str, Any]) -> str:
     text = extra.get("text")
-    return show(str(extra["type"] if text is None else text))
+    size = f", {human_bytes(extra['size_bytes'])}" if extra.get("size_bytes") else ""
+    return show(str(extra["type"] if text is None else text)) + size
 
 
 def _table(table: Mapping[str, Any], shown: Any, report: Report) -> str:
@@ -162,7 +163,7 @@ def _table(table: Mapping[str, Any], shown: Any, report: Report) -> str:
     total = limit["total"] if limit and table is shown else len(table["tensors"])
     facts = [show(table["class_name"])] if table.get("class_name") else []
     facts.append(count(total, "tensor"))
-    if len(report["tables"]) > 1 and table.get("size_bytes") is not None:
+    if table.get("size_bytes") is not None:
         facts.append(human_bytes(table["size_bytes"]))
     return ", ".join(facts) + _mark(table, shown, report)
 

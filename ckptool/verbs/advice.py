@@ -90,7 +90,9 @@ def _protocol(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
 
 def _big_endian(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if "big-endian" in checkpoint.traits:
-        yield Note("big-endian", "saved on a big-endian machine: torch swaps the bytes when it loads")
+        yield Note(
+            "big-endian", "saved on a big-endian machine: torch swaps the bytes when it loads"
+        )
 
 
 # -- devices -----------------------------------------------------------------------------------
@@ -184,7 +186,9 @@ def _wrapper_text(row: tuple[str, int, int], counted: int, at: str) -> str:
     if not name.endswith("."):
         if parts[-1] == "module":
             return f"'{name}.' inside {count:,} of {of:,} keys{at}: that part of the net was saved from DataParallel"  # fmt: skip
-        return f"'{name}' inside {count:,} of {of:,} keys{at}: a part of the net was saved from {by}"
+        return (
+            f"'{name}' inside {count:,} of {of:,} keys{at}: a part of the net was saved from {by}"
+        )
     if set(parts) == {"module"} and count < counted:
         return f"{count:,} of {of:,} keys{at} start with '{name}', the others do not: --to-cpu leaves such names alone"  # fmt: skip
     every = "every key" if count >= counted else f"{count:,} of {of:,} keys"

@@ -80,16 +80,6 @@ class Conversion:
             "notes": [{"slug": n.slug, "text": n.text, "command": n.command} for n in self.notes],
         }
 
-    def __str__(self) -> str:
-        from ckptool.render.convert import convert_text
-
-        return convert_text(self.to_dict())
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
-
 
 def convert_place(
     path: str,
@@ -200,7 +190,9 @@ def _renames(
         outcome = apply(rules, [t.key for t in table.tensors] + [k for k, _ in table.others])
         found.update({(table.path, key): new for key, new in outcome.renames.items()})
         for remark in outcome.notes:
-            notes[Note(remark.slug, remark.text, _again(checkpoint, request, remark.command))] = None
+            notes[Note(remark.slug, remark.text, _again(checkpoint, request, remark.command))] = (
+                None
+            )
         idle &= set(outcome.idle)
     explicit = [rule for rule in rules if rule in idle and rule.name != "strip-module-if-all"]
     if explicit:
@@ -215,7 +207,9 @@ def _again(checkpoint: Checkpoint, request: Request, flags: str | None) -> str |
     """The command with the flag that settles what was left."""
     if flags is None:
         return None
-    device = {None: "", "cpu": " --to-cpu"}.get(request.device, f" --to-gpu {str(request.device)[5:]}")
+    device = {None: "", "cpu": " --to-cpu"}.get(
+        request.device, f" --to-gpu {str(request.device)[5:]}"
+    )
     return f"ckptool convert {quote(checkpoint.file)}{device} {flags} -o {quote(suffixed(checkpoint.file, 'plain'))}"  # fmt: skip
 
 
@@ -237,11 +231,15 @@ def _devices(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """{storage key: new tag}, {old device argument: new}. `meta` is never retagged."""
     mapped = dict(request.mapped)
-    moves = _cpu_storages_to_move(checkpoint, tables) if request.device not in (None, "cpu") else frozenset()
+    moves = (
+        _cpu_storages_to_move(checkpoint, tables)
+        if request.device not in (None, "cpu")
+        else frozenset()
+    )
     found: dict[str, str] = {}
     for storage in checkpoint.storages:
         new = mapped.get(storage.device) or _moved(storage, request.device, moves)
-        if new is not None and new != storage.device:
+        if new is not None and new != storage.device and storage.device != "meta":
             found[storage.key] = new
     arguments: dict[str, str] = {}
     for tensor in checkpoint.tensors:
@@ -253,7 +251,7 @@ def _devices(
 
 
 def _moved(storage: Storage, device: str | None, moves: frozenset[str]) -> str | None:
-    if device is None or storage.device == "meta":
+    if device is None:
         return None
     if device == "cpu" or is_accelerator(storage.device) or storage.key in moves:
         return device
@@ -318,5 +316,3 @@ def _notes(
         notes.append(Note("unsafe-pickle", f"the output could run code as the input could: {', '.join(code[:4])}"))  # fmt: skip
     notes.extend(Note("stale-temp", finding) for finding in findings)
     return tuple(notes)
-
-

@@ -6,18 +6,17 @@ Knows: what people want to know of a checkpoint. Must not know: printing, flags 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from ckptool.checkpoint import Checkpoint, Note, Path, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Path, Table, Tensor
 from ckptool.errors import UsageError
-from ckptool.formats import TITLES, read
-from ckptool.formats.judge import CODE
+from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, Source, open_source
 from ckptool.rules import match_glob, wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
+from ckptool.verbs.report import Inspection
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,40 +29,6 @@ class Selection:
     sort: str = "order"
     limit: int | None = None  # -1: what fits a terminal
     index: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What `inspect` found. `shown` is the table asked for, `rows` its selected tensors."""
-
-    checkpoint: Checkpoint
-    shown: Table | None
-    rows: tuple[Tensor, ...]
-    row_total: int
-    notes: tuple[Note, ...]
-    wrappers: tuple[tuple[str, int, int], ...]
-    index: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def could_run_code(self) -> bool:
-        """Whether loading the file with torch.load(weights_only=False) could run code."""
-        return any(row.verdict == CODE for row in self.checkpoint.globals)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON schema 1 of the command line, with what the screens need beside it."""
-        from ckptool.verbs.report import report
-
-        return report(self)
-
-    def __str__(self) -> str:
-        from ckptool.render import render
-
-        return render("table", self.to_dict())
-
-    def _repr_html_(self) -> str:
-        from ckptool.render import render
-
-        return render("html", self.to_dict())
 
 
 def inspect_place(
@@ -149,9 +114,3 @@ def _select(table: Table, selection: Selection) -> tuple[Tensor, ...]:
         raise UsageError(f"there is no order '{selection.sort}'", hint="one of order, name, size")
     order = _SORTS[selection.sort]
     return tuple(sorted(rows, key=order) if order else rows)
-
-
-def title_of(checkpoint: Checkpoint) -> str:
-    """The container in words: `PyTorch zip`."""
-    words = TITLES[checkpoint.format]
-    return f"{words}, big-endian" if "big-endian" in checkpoint.traits else words

@@ -5,19 +5,39 @@ Knows: the schema. Must not know: how it is shown.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Note, Table, Tensor
+from ckptool.formats import TITLES
+from ckptool.formats.judge import CODE
 from ckptool.verbs.numbering import parameter_count
 
-if TYPE_CHECKING:
-    from ckptool.verbs.inspect import Inspection
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `inspect` found. `shown` is the table asked for, `rows` its selected tensors."""
+
+    checkpoint: Checkpoint
+    shown: Table | None
+    rows: tuple[Tensor, ...]
+    row_total: int
+    notes: tuple[Note, ...]
+    wrappers: tuple[tuple[str, int, int], ...]
+    index: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def could_run_code(self) -> bool:
+        """Whether loading the file with torch.load(weights_only=False) could run code."""
+        return any(row.verdict == CODE for row in self.checkpoint.globals)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON schema 1 of the command line, with what the screens need beside it."""
+        return report(self)
 
 
 def report(found: Inspection) -> dict[str, Any]:
     """The whole object; `shown` says how many rows a limit left."""
-    from ckptool.verbs.inspect import title_of
-
     checkpoint, shown = found.checkpoint, found.shown
     weights = checkpoint.weights
     counted = shown.tensors if shown is not None else checkpoint.tensors
@@ -44,6 +64,12 @@ def report(found: Inspection) -> dict[str, Any]:
     if len(found.rows) < found.row_total:
         result["shown"] = {"total": found.row_total, "shown": len(found.rows)}
     return result
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """The container in words: `PyTorch zip`."""
+    words = TITLES[checkpoint.format]
+    return f"{words}, big-endian" if "big-endian" in checkpoint.traits else words
 
 
 def _counts(words: Any) -> dict[str, int]:

@@ -48,49 +48,173 @@ DEEP = {"language_model": {"embedding": {"word": sd()}, "encoder": sd("layers.")
 
 # framework: (what it saves, the path of the weights, the other tables' paths)
 LAYOUTS = {
-    "tutorial": ({"epoch": 7, "arch": "r", "best_acc1": torch.tensor(1.0), "state_dict": sd("module."), "optimizer": adam()},
-                 ("state_dict",), []),
+    "tutorial": (
+        {
+            "epoch": 7,
+            "arch": "r",
+            "best_acc1": torch.tensor(1.0),
+            "state_dict": sd("module."),
+            "optimizer": adam(),
+        },
+        ("state_dict",),
+        [],
+    ),
     "net": ({"net": sd("module."), "acc": 93.1, "epoch": 3}, ("net",), []),
-    "lightning": ({"epoch": 1, "global_step": 5, "pytorch-lightning_version": "2.0", "state_dict": sd("model."),
-                   "loops": {"fit_loop": {"state_dict": {}, "x": torch.ones(1)}}, "callbacks": {"ModelCheckpoint": {"best": torch.ones(1)}},
-                   "optimizer_states": [adam()], "lr_schedulers": [SCHEDULER], "hparams_name": "kwargs",
-                   "hyper_parameters": {"w": torch.ones(2), "lr": 1}}, ("state_dict",), []),
-    "timm": ({"epoch": 1, "arch": "a", "state_dict": sd(), "state_dict_ema": sd(seed=1), "optimizer": adam(), "version": 2,
-              "args": ARGS, "amp_scaler": {"scale": 1.0, "_growth_tracker": torch.ones(1)}, "metric": 1.0},
-             ("state_dict",), [("state_dict_ema",)]),
-    "detectron2": ({"model": sd(), "optimizer": adam(), "scheduler": SCHEDULER, "iteration": 9}, ("model",), []),
-    "pycls": ({"epoch": 1, "model_state": sd(), "optimizer_state": adam(), "cfg": "A: 1"}, ("model_state",), []),
-    "mmengine": ({"meta": {"epoch": 1, "dataset_meta": {"mean": torch.ones(3)}}, "state_dict": sd("backbone."), "optimizer": adam(),
-                  "message_hub": {"log_scalars": {}}}, ("state_dict",), []),
-    "fairseq": ({"args": ARGS, "cfg": None, "model": sd("encoder."), "criterion": {"weight": torch.ones(2)},
-                 "optimizer_history": [{"num_updates": 1}], "extra_state": {"epoch": 1}, "last_optimizer_state": adam(),
-                 "task_state": {}}, ("model",), []),
+    "lightning": (
+        {
+            "epoch": 1,
+            "global_step": 5,
+            "pytorch-lightning_version": "2.0",
+            "state_dict": sd("model."),
+            "loops": {"fit_loop": {"state_dict": {}, "x": torch.ones(1)}},
+            "callbacks": {"ModelCheckpoint": {"best": torch.ones(1)}},
+            "optimizer_states": [adam()],
+            "lr_schedulers": [SCHEDULER],
+            "hparams_name": "kwargs",
+            "hyper_parameters": {"w": torch.ones(2), "lr": 1},
+        },
+        ("state_dict",),
+        [],
+    ),
+    "timm": (
+        {
+            "epoch": 1,
+            "arch": "a",
+            "state_dict": sd(),
+            "state_dict_ema": sd(seed=1),
+            "optimizer": adam(),
+            "version": 2,
+            "args": ARGS,
+            "amp_scaler": {"scale": 1.0, "_growth_tracker": torch.ones(1)},
+            "metric": 1.0,
+        },
+        ("state_dict",),
+        [("state_dict_ema",)],
+    ),
+    "detectron2": (
+        {"model": sd(), "optimizer": adam(), "scheduler": SCHEDULER, "iteration": 9},
+        ("model",),
+        [],
+    ),
+    "pycls": (
+        {"epoch": 1, "model_state": sd(), "optimizer_state": adam(), "cfg": "A: 1"},
+        ("model_state",),
+        [],
+    ),
+    "mmengine": (
+        {
+            "meta": {"epoch": 1, "dataset_meta": {"mean": torch.ones(3)}},
+            "state_dict": sd("backbone."),
+            "optimizer": adam(),
+            "message_hub": {"log_scalars": {}},
+        },
+        ("state_dict",),
+        [],
+    ),
+    "fairseq": (
+        {
+            "args": ARGS,
+            "cfg": None,
+            "model": sd("encoder."),
+            "criterion": {"weight": torch.ones(2)},
+            "optimizer_history": [{"num_updates": 1}],
+            "extra_state": {"epoch": 1},
+            "last_optimizer_state": adam(),
+            "task_state": {},
+        },
+        ("model",),
+        [],
+    ),
     "basicsr": ({"params_ema": sd(), "params": sd(seed=1)}, ("params_ema",), [("params",)]),
-    "stable diffusion": ({"global_step": 1, "state_dict": sd("model.diffusion_model."), "callbacks": {}}, ("state_dict",), []),
-    "dino": ({"student": sd("module.backbone."), "teacher": sd("backbone."), "optimizer": adam(), "epoch": 1, "args": ARGS,
-              "dino_loss": collections.OrderedDict(center=torch.zeros(1, 4))}, ("teacher",), [("student",)]),
-    "deepspeed": ({"module": sd(), "buffer_names": ["a"], "param_shapes": [{"w": torch.Size((2, 2))}], "ds_config": {"x": 1},
-                   "ds_version": "0.1"}, ("module",), []),
-    "megatron": ({"args": ARGS, "checkpoint_version": 3.0, "iteration": 5, "model": DEEP, "rng_state": [RNG], "optimizer": adam()},
-                 ("model", "language_model", "encoder"), [("model", "language_model", "embedding", "word")]),
-    "megatron virtual": ({"model0": sd(), "model1": sd("b."), "iteration": 1}, ("model0",), [("model1",)]),
-    "catalyst": ({"model_state_dict": sd(), "criterion_state_dict": {"weight": torch.ones(2)}, "optimizer_state_dict": adam(),
-                  "scheduler_state_dict": SCHEDULER}, ("model_state_dict",), []),
+    "stable diffusion": (
+        {"global_step": 1, "state_dict": sd("model.diffusion_model."), "callbacks": {}},
+        ("state_dict",),
+        [],
+    ),
+    "dino": (
+        {
+            "student": sd("module.backbone."),
+            "teacher": sd("backbone."),
+            "optimizer": adam(),
+            "epoch": 1,
+            "args": ARGS,
+            "dino_loss": collections.OrderedDict(center=torch.zeros(1, 4)),
+        },
+        ("teacher",),
+        [("student",)],
+    ),
+    "deepspeed": (
+        {
+            "module": sd(),
+            "buffer_names": ["a"],
+            "param_shapes": [{"w": torch.Size((2, 2))}],
+            "ds_config": {"x": 1},
+            "ds_version": "0.1",
+        },
+        ("module",),
+        [],
+    ),
+    "megatron": (
+        {
+            "args": ARGS,
+            "checkpoint_version": 3.0,
+            "iteration": 5,
+            "model": DEEP,
+            "rng_state": [RNG],
+            "optimizer": adam(),
+        },
+        ("model", "language_model", "encoder"),
+        [("model", "language_model", "embedding", "word")],
+    ),
+    "megatron virtual": (
+        {"model0": sd(), "model1": sd("b."), "iteration": 1},
+        ("model0",),
+        [("model1",)],
+    ),
+    "catalyst": (
+        {
+            "model_state_dict": sd(),
+            "criterion_state_dict": {"weight": torch.ones(2)},
+            "optimizer_state_dict": adam(),
+            "scheduler_state_dict": SCHEDULER,
+        },
+        ("model_state_dict",),
+        [],
+    ),
     "gan": ({"netG": sd("module."), "netD": sd("module.")}, ("netG",), [("netD",)]),
     "gan, letters": ({"D": sd(), "G": sd(), "step": 1}, ("G",), [("D",)]),
-    "cyclegan": ({"netG_A": sd(), "netG_B": sd(), "netD_A": sd()}, ("netG_A",), [("netG_B",), ("netD_A",)]),
-    "styletts": ({"net": {"bert": sd("module."), "decoder": sd("module.")}, "optimizer": {"bert": adam()}, "iters": 1},
-                 ("net", "bert"), [("net", "decoder")]),
-    "chgnet": ({"model": {"state_dict": sd(), "model_args": {"atom": 64}}, "trainer": "x"}, ("model", "state_dict"), []),
+    "cyclegan": (
+        {"netG_A": sd(), "netG_B": sd(), "netD_A": sd()},
+        ("netG_A",),
+        [("netG_B",), ("netD_A",)],
+    ),
+    "styletts": (
+        {
+            "net": {"bert": sd("module."), "decoder": sd("module.")},
+            "optimizer": {"bert": adam()},
+            "iters": 1,
+        },
+        ("net", "bert"),
+        [("net", "decoder")],
+    ),
+    "chgnet": (
+        {"model": {"state_dict": sd(), "model_args": {"atom": 64}}, "trainer": "x"},
+        ("model", "state_dict"),
+        [],
+    ),
     "wheels": ({"weights": sd(), "config": {"mean": torch.ones(3)}}, ("weights",), []),
     "unnamed": ({"whatever": sd(), "n": 1}, ("whatever",), []),
     "root": (sd(), (), []),
     "root, others beside": ({**sd(), "version": "1", "epoch": 3}, (), []),
-    "ema beside root name": ({"model": sd(), "ema": sd(seed=1), "ema_decay": 0.9}, ("model",), [("ema",)]),
+    "ema beside root name": (
+        {"model": sd(), "ema": sd(seed=1), "ema_decay": 0.9},
+        ("model",),
+        [("ema",)],
+    ),
     "unknown ema last": ({"my_ema_copy": sd(), "my_net": sd()}, ("my_net",), [("my_ema_copy",)]),
     "nested list": ({"models": [sd(), sd("b.")]}, ("models", 0), [("models", 1)]),
     "tuple": ((sd(), 5), (0,), []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("save", [saved, saved_legacy])
@@ -107,14 +231,38 @@ def test_the_weights_of_every_framework(layout, save):
     assert [t.key for t in chosen.tensors] == [k for k, v in inside.items() if torch.is_tensor(v)]
 
 
-NEVER = ("optimizer", "optimizer_states", "lr_scheduler", "scheduler", "grad_scaler", "scaler", "rng_state", "rng",
-         "cuda_rng", "loss", "dino_loss", "criterion", "callbacks", "loops", "args", "train_args", "cfg", "config",
-         "hyper_parameters", "meta", "history", "amp")  # fmt: skip
+NEVER = (
+    "optimizer",
+    "optimizer_states",
+    "lr_scheduler",
+    "scheduler",
+    "grad_scaler",
+    "scaler",
+    "rng_state",
+    "rng",
+    "cuda_rng",
+    "loss",
+    "dino_loss",
+    "criterion",
+    "callbacks",
+    "loops",
+    "args",
+    "train_args",
+    "cfg",
+    "config",
+    "hyper_parameters",
+    "meta",
+    "history",
+    "amp",
+)
 
 
 @pytest.mark.parametrize("key", NEVER)
 def test_tensors_beside_the_weights_are_no_weights(key):
-    value = {"model": sd(), key: {"a": torch.ones(2), "b": torch.ones(2), "deeper": {"c": torch.ones(1)}}}
+    value = {
+        "model": sd(),
+        key: {"a": torch.ones(2), "b": torch.ones(2), "deeper": {"c": torch.ones(1)}},
+    }
     checkpoint = read_bytes(saved(value))
     assert [t.path for t in checkpoint.tables] == [("model",)]
     assert sum(t.path[0] == key for t in checkpoint.tensors) == 3
@@ -126,7 +274,10 @@ def test_names_that_only_look_like_them_are_weights(key):
     assert [t.path for t in checkpoint.tables] == [(key,)]
 
 
-@pytest.mark.parametrize("value", [adam(), {"o": adam()}, {"state": {}, "param_groups": [{"params": [], "x": torch.ones(1)}]}])
+@pytest.mark.parametrize(
+    "value",
+    [adam(), {"o": adam()}, {"state": {}, "param_groups": [{"params": [], "x": torch.ones(1)}]}],
+)
 def test_an_optimizer_alone_has_no_weights_and_is_read(value):
     """optimizer.pt of the Hugging Face Trainer."""
     checkpoint = read_bytes(saved(value))
@@ -138,7 +289,12 @@ def test_an_optimizer_alone_has_no_weights_and_is_read(value):
     "value",
     [
         {"state_dict": sd(), "best_acc1": torch.ones(1)},
-        {"state_dict": {"w": torch.ones(1)}, "a": torch.ones(1), "b": torch.ones(1), "c": torch.ones(1)},
+        {
+            "state_dict": {"w": torch.ones(1)},
+            "a": torch.ones(1),
+            "b": torch.ones(1),
+            "c": torch.ones(1),
+        },
         {"acc": torch.ones(1), "loss": torch.ones(1), "state_dict": sd()},
         {"mean": torch.ones(1), "std": torch.ones(1), "state_dict": sd(), "optimizer": adam()},
     ],
@@ -149,7 +305,9 @@ def test_a_few_tensors_beside_a_state_dict_are_not_the_weights(value):
 
 
 def test_a_module_with_tensors_beside_it():
-    (table,) = read_bytes(saved({"net": nn.Linear(2, 2), "a": torch.ones(1), "b": torch.ones(1)})).tables
+    (table,) = read_bytes(
+        saved({"net": nn.Linear(2, 2), "a": torch.ones(1), "b": torch.ones(1)})
+    ).tables
     assert (table.path, table.kind) == (("net",), "module")
 
 
@@ -188,8 +346,15 @@ def test_half_tensors_are_enough_and_fewer_are_not():
 
 
 def test_the_other_entries_of_a_table_are_told():
-    (table,) = read_bytes(saved({**sd(), "n": 3, "name": "x", "hooks": [1], "nothing": None})).tables
-    assert table.others == (("n", "int"), ("name", "str"), ("hooks", "list"), ("nothing", "NoneType"))
+    (table,) = read_bytes(
+        saved({**sd(), "n": 3, "name": "x", "hooks": [1], "nothing": None})
+    ).tables
+    assert table.others == (
+        ("n", "int"),
+        ("name", "str"),
+        ("hooks", "list"),
+        ("nothing", "NoneType"),
+    )
 
 
 def test_extra_state_is_no_tensor_of_the_table():
@@ -230,8 +395,17 @@ def test_a_duplicate_that_is_no_tensor_the_first_time():
 
 @pytest.mark.parametrize(
     ("key", "shown"),
-    [(5, "5"), (None, "None"), (True, "True"), (1.5, "1.5"), (("a", 1), "(a, 1)"), (b"ab", "b'ab'"), ("", ""), ((), "()")],
-)  # fmt: skip
+    [
+        (5, "5"),
+        (None, "None"),
+        (True, "True"),
+        (1.5, "1.5"),
+        (("a", 1), "(a, 1)"),
+        (b"ab", "b'ab'"),
+        ("", ""),
+        ((), "()"),
+    ],
+)
 def test_keys_that_are_no_text(key, shown):
     value = {**sd(), key: torch.ones(1)}
     (table,) = read_bytes(saved(value)).tables
@@ -244,20 +418,26 @@ def test_numbers_as_keys_make_no_table():
     assert [t.path for t in checkpoint.tensors] == [(0,), (1,)]
 
 
-@pytest.mark.parametrize("key", ["\0", "a\nb", "\x1b[2J", "\u202e", "\udc80", "x" * (1 << 20), "__metadata__"])
+@pytest.mark.parametrize(
+    "key", ["\0", "a\nb", "\x1b[2J", "\u202e", "\udc80", "x" * (1 << 20), "__metadata__"]
+)
 def test_any_text_is_a_key(key):
     (table,) = read_bytes(archive(pickled(dictionary((key, W))))).tables
     assert table.tensors[0].key == key
 
 
 def test_keys_that_look_alike_are_noted():
-    checkpoint = read_bytes(archive(pickled(dictionary(("e\u0301", W), ("\u00e9", W), ("a\u200b", W), ("a", W)))))
+    checkpoint = read_bytes(
+        archive(pickled(dictionary(("e\u0301", W), ("\u00e9", W), ("a\u200b", W), ("a", W))))
+    )
     assert [n.slug for n in checkpoint.notes] == ["keys-look-alike"]
     assert checkpoint.notes[0].text.startswith("4 keys")
 
 
 def test_a_container_as_a_key_is_not_hashed_and_its_tensors_are_found():
-    checkpoint = read_bytes(archive(pickled(b"}(" + tup(W, b"]") + b"K\x01" + text("w") + W + b"u")))
+    checkpoint = read_bytes(
+        archive(pickled(b"}(" + tup(W, b"]") + b"K\x01" + text("w") + W + b"u"))
+    )
     assert len(checkpoint.tensors) == 2
 
 
@@ -348,15 +528,26 @@ def test_tables_inside_a_module_are_part_of_it():
 
 
 def test_yolo_s_whole_module_in_a_dict():
-    value = {"ema": nn.Linear(2, 2).half(), "model": None, "train_args": {"x": torch.ones(1)}, "updates": 3}
+    value = {
+        "ema": nn.Linear(2, 2).half(),
+        "model": None,
+        "train_args": {"x": torch.ones(1)},
+        "updates": 3,
+    }
     checkpoint = read_bytes(saved(value))
     (table,) = checkpoint.tables
-    assert (table.path, table.kind, table.class_name) == (("ema",), "module", "torch.nn.modules.linear.Linear")
+    assert (table.path, table.kind, table.class_name) == (
+        ("ema",),
+        "module",
+        "torch.nn.modules.linear.Linear",
+    )
     assert {t.dtype.name for t in table.tensors} == {"float16"}
 
 
 @pytest.mark.parametrize(
-    "body", [b"K\x05", b"N", b"]", tup(1, 2), text("x"), b"](K\x01K\x02e", b"}(K\x01K\x02u"], ids=repr
+    "body",
+    [b"K\x05", b"N", b"]", tup(1, 2), text("x"), b"](K\x01K\x02e", b"}(K\x01K\x02u"],
+    ids=repr,
 )
 def test_a_pickle_without_anything_of_a_checkpoint_is_refused(body):
     for data in (archive(pickled(body)), pickled(body)):
@@ -365,7 +556,9 @@ def test_a_pickle_without_anything_of_a_checkpoint_is_refused(body):
         assert caught.value.slug == "not-a-checkpoint"
 
 
-@pytest.mark.parametrize("value", [{}, {"epoch": 3}, {"scheduler": SCHEDULER}, collections.OrderedDict()])
+@pytest.mark.parametrize(
+    "value", [{}, {"epoch": 3}, {"scheduler": SCHEDULER}, collections.OrderedDict()]
+)
 def test_a_dict_without_tensors_is_read(value):
     """scheduler.pt has no tensors and is an honest part of a training run."""
     checkpoint = read_bytes(saved(value))

@@ -51,9 +51,27 @@ def raw_extra(body):
 @pytest.mark.parametrize("save", [saved, saved_legacy])
 @pytest.mark.parametrize(
     "value",
-    [7, -1, 0, 1.5, True, False, None, "text", "", "größe", 2**63, -(2**63), [1, 2], {"a": [1, {"b": "c"}]}, [], {}, [[]]],
+    [
+        7,
+        -1,
+        0,
+        1.5,
+        True,
+        False,
+        None,
+        "text",
+        "",
+        "größe",
+        2**63,
+        -(2**63),
+        [1, 2],
+        {"a": [1, {"b": "c"}]},
+        [],
+        {},
+        [[]],
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_plain_values_are_themselves(value, save):
     row = extra(value, save)
     assert row.value == value
@@ -62,10 +80,21 @@ def test_plain_values_are_themselves(value, save):
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(7, "int"), (1.5, "float"), (True, "bool"), (None, "NoneType"), ("x", "str"), ([1], "list"), ({"a": 1}, "dict"),
-     ((1, 2), "tuple"), ({1}, "set"), (argparse.Namespace(a=1), "argparse.Namespace"), (collections.OrderedDict(a=1), "dict")],
+    [
+        (7, "int"),
+        (1.5, "float"),
+        (True, "bool"),
+        (None, "NoneType"),
+        ("x", "str"),
+        ([1], "list"),
+        ({"a": 1}, "dict"),
+        ((1, 2), "tuple"),
+        ({1}, "set"),
+        (argparse.Namespace(a=1), "argparse.Namespace"),
+        (collections.OrderedDict(a=1), "dict"),
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_types_in_words(value, kind):
     assert extra(value, pickle_protocol=4).type == kind
 
@@ -80,12 +109,27 @@ def test_tuples_and_sets_are_lists():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (2**70, "<71-bit int>"), (1 << 100_000, "<100001-bit int>"),
-     (-(2**70), "<71-bit int>"), (torch.device("cuda:1"), "device('cuda:1')"), (torch.float16, "<torch.float16>"),
-     (pathlib.PurePosixPath("/a/b"), "/a/b"), (np.float64(0.5), 0.5), (np.int64(-3), -3), (np.bool_(True), True), (np.float32(0.25), 0.25),
-     (np.float64("nan"), "nan"), (np.uint8(200), 200), (np.float16(2), 2.0), (np.dtype(">f8").type(1.5), 1.5)],
+    [
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        (2**70, "<71-bit int>"),
+        (1 << 100_000, "<100001-bit int>"),
+        (-(2**70), "<71-bit int>"),
+        (torch.device("cuda:1"), "device('cuda:1')"),
+        (torch.float16, "<torch.float16>"),
+        (pathlib.PurePosixPath("/a/b"), "/a/b"),
+        (np.float64(0.5), 0.5),
+        (np.int64(-3), -3),
+        (np.bool_(True), True),
+        (np.float32(0.25), 0.25),
+        (np.float64("nan"), "nan"),
+        (np.uint8(200), 200),
+        (np.float16(2), 2.0),
+        (np.dtype(">f8").type(1.5), 1.5),
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_values_that_json_or_python_would_choke_on(value, shown, protocol):
     row = extra(value, pickle_protocol=protocol)
@@ -96,7 +140,7 @@ def test_values_that_json_or_python_would_choke_on(value, shown, protocol):
 
 
 def test_numbers_inside_numpy_dicts_and_keys_of_other_kinds():
-    value = {1: "a", None: "b", (1, 2): "c", b"x": "d", True: "e"}
+    value = {1: "a", None: "b", (1, 2): "c", b"x": "d"}
     assert list(extra(value).value) == ["1", "None", "(1, 2)", "b'x'"]
 
 
@@ -114,13 +158,29 @@ def test_a_big_endian_numpy_scalar():
 
 @pytest.mark.parametrize(
     "body",
-    [call("numpy.core.multiarray.scalar", call("numpy.dtype", "f8", 0, 1), b"C\x01x"), call("numpy.core.multiarray.scalar", 1, 2),
-     call("numpy.core.multiarray.scalar", call("numpy.dtype", "O8", 0, 1), b"C\x01x"), call("numpy.core.multiarray.scalar", call("numpy.dtype"), text("x")),
-     call("pathlib.PosixPath", 3), call("torch.device"), call("torch.Size"), call("torch.Size", 5), call("_codecs.encode"), call("_codecs.encode", 1),
-     call("__builtin__.set"), call("__builtin__.set", 3), call("collections.OrderedDict", 3), call("collections.OrderedDict", [[1], 2, [3, 4, 5]]),
-     call("argparse.Namespace", 1), name("argparse", "Namespace") + b")\x81K\x01b", name("os", "system"), call("os.system", "true"),
-     call(call("os.system", "x")), name("a", "b") + b")\x81" + b"(K\x01e" + b"(K\x01K\x02u" + b"}b"],
-)  # fmt: skip
+    [
+        call("numpy.core.multiarray.scalar", call("numpy.dtype", "f8", 0, 1), b"C\x01x"),
+        call("numpy.core.multiarray.scalar", 1, 2),
+        call("numpy.core.multiarray.scalar", call("numpy.dtype", "O8", 0, 1), b"C\x01x"),
+        call("numpy.core.multiarray.scalar", call("numpy.dtype"), text("x")),
+        call("pathlib.PosixPath", 3),
+        call("torch.device"),
+        call("torch.Size"),
+        call("torch.Size", 5),
+        call("_codecs.encode"),
+        call("_codecs.encode", 1),
+        call("__builtin__.set"),
+        call("__builtin__.set", 3),
+        call("collections.OrderedDict", 3),
+        call("collections.OrderedDict", [[1], 2, [3, 4, 5]]),
+        call("argparse.Namespace", 1),
+        name("argparse", "Namespace") + b")\x81K\x01b",
+        name("os", "system"),
+        call("os.system", "true"),
+        call(call("os.system", "x")),
+        name("a", "b") + b")\x81" + b"(K\x01e" + b"(K\x01K\x02u" + b"}b",
+    ],
+)
 def test_odd_objects_are_described_all_the_same(body):
     row = raw_extra(body)
     assert row.type
@@ -220,10 +280,15 @@ def optimizer(make, steps=1, groups=1):
 
 @pytest.mark.parametrize(
     ("make", "family"),
-    [(torch.optim.Adam, "Adam-like"), (torch.optim.AdamW, "Adam-like"),
-     (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "SGD-like"), (lambda p: torch.optim.SGD(p, lr=0.1), "optimizer"),
-     (torch.optim.RMSprop, "RMSprop-like"), (torch.optim.Adagrad, "Adagrad-like")],
-)  # fmt: skip
+    [
+        (torch.optim.Adam, "Adam-like"),
+        (torch.optim.AdamW, "Adam-like"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "SGD-like"),
+        (lambda p: torch.optim.SGD(p, lr=0.1), "optimizer"),
+        (torch.optim.RMSprop, "RMSprop-like"),
+        (torch.optim.Adagrad, "Adagrad-like"),
+    ],
+)
 def test_an_optimizer_in_one_line(make, family):
     row = extra(optimizer(make))
     assert row.type == "optimizer"
@@ -242,9 +307,12 @@ def test_groups_states_and_devices_are_counted():
 
 
 def test_an_optimizer_before_its_first_step():
-    assert extra(optimizer(torch.optim.Adam, steps=0)).text == "Adam-like, 1 group, 2 parameters, no state yet" or extra(
-        optimizer(torch.optim.Adam, steps=0)
-    ).text == "optimizer, 1 group, 2 parameters, no state yet"
+    assert (
+        extra(optimizer(torch.optim.Adam, steps=0)).text
+        == "Adam-like, 1 group, 2 parameters, no state yet"
+        or extra(optimizer(torch.optim.Adam, steps=0)).text
+        == "optimizer, 1 group, 2 parameters, no state yet"
+    )
 
 
 def test_the_optimizer_of_the_tutorials_stands_on_two_devices():
@@ -254,17 +322,24 @@ def test_the_optimizer_of_the_tutorials_stands_on_two_devices():
 
 @pytest.mark.parametrize(
     "value",
-    [{"state": 1, "param_groups": 2}, {"state": {}, "param_groups": {}}, {"state": {0: 5}, "param_groups": [3]},
-     {"state": [], "param_groups": [{"params": 5}]}, {"state": {"w": {"m": None}}, "param_groups": [{"params": ["w"], "x": {"y": {"z": [1]}}}]}],
+    [
+        {"state": 1, "param_groups": 2},
+        {"state": {}, "param_groups": {}},
+        {"state": {0: 5}, "param_groups": [3]},
+        {"state": [], "param_groups": [{"params": 5}]},
+        {"state": {"w": {"m": None}}, "param_groups": [{"params": ["w"], "x": {"y": {"z": [1]}}}]},
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_what_only_looks_like_an_optimizer(value):
     assert extra(value).type == "optimizer"
 
 
 def test_arrays_show_their_shape():
     for protocol in (2, 4, 5):
-        assert extra({"a": np.ones((2, 3))}, pickle_protocol=protocol).value == {"a": "<array [2, 3]>"}
+        assert extra({"a": np.ones((2, 3))}, pickle_protocol=protocol).value == {
+            "a": "<array [2, 3]>"
+        }
 
 
 # -- which entries -----------------------------------------------------------------------------
@@ -274,7 +349,9 @@ def test_tables_and_weights_are_no_extras():
 
 
 def test_values_beside_tensors_in_the_root():
-    assert [(r.path, r.value) for r in read_bytes(saved({**STATE, "epoch": 3})).extras] == [(("epoch",), 3)]
+    assert [(r.path, r.value) for r in read_bytes(saved({**STATE, "epoch": 3})).extras] == [
+        (("epoch",), 3)
+    ]
 
 
 def test_a_file_without_a_dict_at_its_root_has_none():
@@ -284,7 +361,13 @@ def test_a_file_without_a_dict_at_its_root_has_none():
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_extras_of_a_bare_pickle(protocol):
-    value = {"w": np.ones(3), "epoch": 3, "lr": np.float32(0.5), "note": "é", "many": list(range(100))}
+    value = {
+        "w": np.ones(3),
+        "epoch": 3,
+        "lr": np.float32(0.5),
+        "note": "é",
+        "many": list(range(100)),
+    }
     found = {r.path[0]: r.value for r in read_bytes(pickle.dumps(value, protocol), "x.pkl").extras}
     assert (found["epoch"], found["lr"], found["note"]) == (3, 0.5, "é")
     assert "w" not in found

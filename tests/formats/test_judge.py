@@ -46,7 +46,8 @@ from formats_support import (
 from torch import nn
 
 from ckptool.errors import CkptError
-from ckptool.formats.judge import Judge, is_foreign
+from ckptool.formats.judge import Judge
+from ckptool.formats.vetted import is_foreign
 from ckptool.pickles.walk import walk
 
 
@@ -67,7 +68,10 @@ D = b"}" + text("a") + b"K\x01s"
 STACK = text("os") + text("system") + b"\x93"
 
 
-def reconstructor(cls, base=name("__builtin__", "object"), state=None):
+OBJECT = name("__builtin__", "object")
+
+
+def reconstructor(cls, base=OBJECT, state=None):
     return call("copy_reg._reconstructor", cls, base, state)
 
 
@@ -84,7 +88,14 @@ CODE = {
     "protocol 2 commands": (call("commands.getoutput", "true"), "subprocess.getoutput"),
     "stack global": (text("os") + text("system") + b"\x93" + tup("true") + b"R", "os.system"),
     "stack global, memo": (
-        text("os") + b"q\x00" + text("system") + b"q\x01" + b"00" + b"h\x00h\x01\x93" + tup("true") + b"R",
+        text("os")
+        + b"q\x00"
+        + text("system")
+        + b"q\x01"
+        + b"00"
+        + b"h\x00h\x01\x93"
+        + tup("true")
+        + b"R",
         "os.system",
     ),
     "pip.main": (call("pip.main", []), "pip.main"),
@@ -93,18 +104,42 @@ CODE = {
     "timeit": (call("timeit.timeit", "1"), "timeit.timeit"),
     "pydoc": (call("pydoc.pipepager", "a", "true"), "pydoc.pipepager"),
     "pkgutil": (call("pkgutil.resolve_name", "os:system"), "pkgutil.resolve_name"),
-    "numpy runstring": (call("numpy.testing._private.utils.runstring", "1", b"}"), "numpy.testing._private.utils.runstring"),
-    "_osx_support": (call("_osx_support._find_build_tool", "true"), "_osx_support._find_build_tool"),
+    "numpy runstring": (
+        call("numpy.testing._private.utils.runstring", "1", b"}"),
+        "numpy.testing._private.utils.runstring",
+    ),
+    "_osx_support": (
+        call("_osx_support._find_build_tool", "true"),
+        "_osx_support._find_build_tool",
+    ),
     "marshal": (call("marshal.loads", "x"), "marshal.loads"),
     "FunctionType": (call("types.FunctionType", None, b"}"), "types.FunctionType"),
-    "spawnv_passfds": (call("multiprocessing.util.spawnv_passfds", "x", [], []), "multiprocessing.util.spawnv_passfds"),
+    "spawnv_passfds": (
+        call("multiprocessing.util.spawnv_passfds", "x", [], []),
+        "multiprocessing.util.spawnv_passfds",
+    ),
     "dotted pathlib": (call(name("pathlib", "os.system"), "true"), "pathlib.os.system"),
-    "dotted torch.serialization": (call(name("torch.serialization", "os.system"), "true"), "torch.serialization.os.system"),
-    "dotted under an instance package": (name("torch.nn.modules.module", "Module.load") + NEW + D + b"b", "torch.nn.modules.module.Module.load"),
-    "dotted collections": (call(name("collections", "OrderedDict.fromkeys"), []), "collections.OrderedDict.fromkeys"),
+    "dotted torch.serialization": (
+        call(name("torch.serialization", "os.system"), "true"),
+        "torch.serialization.os.system",
+    ),
+    "dotted under an instance package": (
+        name("torch.nn.modules.module", "Module.load") + NEW + D + b"b",
+        "torch.nn.modules.module.Module.load",
+    ),
+    "dotted collections": (
+        call(name("collections", "OrderedDict.fromkeys"), []),
+        "collections.OrderedDict.fromkeys",
+    ),
     "getattr": (call("__builtin__.getattr", SYSTEM, "x"), "builtins.getattr"),
-    "getattr of a module's function": (call("__builtin__.getattr", name("pathlib", "Path"), "home"), "builtins.getattr"),
-    "getattr called": (call(call("__builtin__.getattr", name("os", "path"), "join"), "a"), "os.path.join"),
+    "getattr of a module's function": (
+        call("__builtin__.getattr", name("pathlib", "Path"), "home"),
+        "builtins.getattr",
+    ),
+    "getattr called": (
+        call(call("__builtin__.getattr", name("os", "path"), "join"), "a"),
+        "os.path.join",
+    ),
     "INST": (b"(" + TRUE + b"ios\nsystem\n", "os.system"),
     "OBJ": (b"(" + SYSTEM + TRUE + b"o", "os.system"),
     "OBJ then POP": (b"(" + SYSTEM + TRUE + b"o0N", "os.system"),
@@ -114,19 +149,53 @@ CODE = {
     "NEWOBJ_EX": (SYSTEM + tup("true") + b"}\x92", "os.system"),
     "NEWOBJ_EX of a stranger": (A + b")" + D + b"\x92", "acme.net.Config"),
     "BUILD on a function": (SYSTEM + D + b"b", "os.system"),
-    "BUILD on a torch function": (name("torch._utils", "_rebuild_tensor_v2") + D + b"b", "torch._utils._rebuild_tensor_v2"),
+    "BUILD on a torch function": (
+        name("torch._utils", "_rebuild_tensor_v2") + D + b"b",
+        "torch._utils._rebuild_tensor_v2",
+    ),
     "partial": (call("functools.partial", SYSTEM, "true"), "functools.partial"),
-    "partial by BUILD": (name("functools", "partial") + NEW + tup(SYSTEM, ("true",), b"}", None) + b"b", "functools.partial"),
+    "partial by BUILD": (
+        name("functools", "partial") + NEW + tup(SYSTEM, ("true",), b"}", None) + b"b",
+        "functools.partial",
+    ),
     "map": (call("__builtin__.map", SYSTEM, ["true"]), "builtins.map"),
-    "deque over map": (call("collections.deque", call("__builtin__.map", SYSTEM, [])), "builtins.map"),
+    "deque over map": (
+        call("collections.deque", call("__builtin__.map", SYSTEM, [])),
+        "builtins.map",
+    ),
     "torch.load": (call("torch.load", "x.pth"), "torch.load"),
-    "_load_from_bytes": (call("torch.storage._load_from_bytes", call("_codecs.encode", "x", "latin1")), "torch.storage._load_from_bytes"),
-    "execWrapper": (call("torch.jit.unsupported_tensor_ops.execWrapper", "1", b"}", b"}"), "torch.jit.unsupported_tensor_ops.execWrapper"),
+    "_load_from_bytes": (
+        call("torch.storage._load_from_bytes", call("_codecs.encode", "x", "latin1")),
+        "torch.storage._load_from_bytes",
+    ),
+    "execWrapper": (
+        call("torch.jit.unsupported_tensor_ops.execWrapper", "1", b"}", b"}"),
+        "torch.jit.unsupported_tensor_ops.execWrapper",
+    ),
     "torch.hub": (call("torch.hub.load", "a", "b"), "torch.hub.load"),
-    "builder of a subclass": (call("torch._tensor._rebuild_from_type_v2", SYSTEM, name("torch", "Tensor"), ("true",), b"}"), "os.system"),
-    "class of a subclass": (call("torch._tensor._rebuild_from_type_v2", name("torch._utils", "_rebuild_tensor_v2"), SYSTEM,
-                                  (storage(), 0, (6,), (1,), False, HOOKS), b"}"), "os.system"),
-    "getattr as a value": (tup(call("__builtin__.getattr", name("acme.net", "Outer"), "Inner") + NEW, name("__builtin__", "getattr")), "builtins.getattr"),
+    "builder of a subclass": (
+        call(
+            "torch._tensor._rebuild_from_type_v2", SYSTEM, name("torch", "Tensor"), ("true",), b"}"
+        ),
+        "os.system",
+    ),
+    "class of a subclass": (
+        call(
+            "torch._tensor._rebuild_from_type_v2",
+            name("torch._utils", "_rebuild_tensor_v2"),
+            SYSTEM,
+            (storage(), 0, (6,), (1,), False, HOOKS),
+            b"}",
+        ),
+        "os.system",
+    ),
+    "getattr as a value": (
+        tup(
+            call("__builtin__.getattr", name("acme.net", "Outer"), "Inner") + NEW,
+            name("__builtin__", "getattr"),
+        ),
+        "builtins.getattr",
+    ),
     "known, keywords": (name("torch", "Size") + b")" + D + b"\x92", "torch.Size"),
     "backward hook": (tensor(hooks=call("collections.OrderedDict", [[1, SYSTEM]])), "os.system"),
     "hook as dict item": (tensor(hooks=HOOKS + b"(K\x01" + SYSTEM + b"u"), "os.system"),
@@ -149,16 +218,37 @@ CODE = {
     "stranger by OBJ, arguments": (b"(" + A + b"K\x01o", "acme.net.Config"),
     "stranger also as a value": (tup(A + b"q\x00" + NEW, b"h\x00"), "acme.net.Config"),
     "stranger as a value": (A, "acme.net.Config"),
-    "stranger rebuilt on another base": (reconstructor(A, name("__builtin__", "dict"), b"}"), "copyreg._reconstructor"),
+    "stranger rebuilt on another base": (
+        reconstructor(A, name("__builtin__", "dict"), b"}"),
+        "copyreg._reconstructor",
+    ),
     "stranger rebuilt from a value": (reconstructor(A, state=text("x")), "copyreg._reconstructor"),
     "reconstructor of system": (reconstructor(SYSTEM), "os.system"),
-    "reconstructor of a stdlib class": (reconstructor(name("subprocess", "Popen")), "subprocess.Popen"),
+    "reconstructor of a stdlib class": (
+        reconstructor(name("subprocess", "Popen")),
+        "subprocess.Popen",
+    ),
     "stdlib instance": (name("subprocess", "Popen") + NEW + D + b"b", "subprocess.Popen"),
-    "numpy instance": (name("numpy.lib.npyio", "NpzFile") + NEW + D + b"b", "numpy.lib.npyio.NpzFile"),
-    "torch instance outside nn": (name("torch.utils.data.dataloader", "DataLoader") + NEW + D + b"b", "torch.utils.data.dataloader.DataLoader"),
-    "a module by arguments": (call("torch.nn.modules.linear.Linear", 1, 1), "torch.nn.modules.linear.Linear"),
-    "a module with __setstate__": (name("torch.nn.modules.linear", "Linear") + NEW + tup(1) + b"b", "torch.nn.modules.linear.Linear"),
-    "numpy _reconstruct of another": (call("numpy.core.multiarray._reconstruct", SYSTEM, (0,), "b"), "numpy.core.multiarray._reconstruct"),
+    "numpy instance": (
+        name("numpy.lib.npyio", "NpzFile") + NEW + D + b"b",
+        "numpy.lib.npyio.NpzFile",
+    ),
+    "torch instance outside nn": (
+        name("torch.utils.data.dataloader", "DataLoader") + NEW + D + b"b",
+        "torch.utils.data.dataloader.DataLoader",
+    ),
+    "a module by arguments": (
+        call("torch.nn.modules.linear.Linear", 1, 1),
+        "torch.nn.modules.linear.Linear",
+    ),
+    "a module with __setstate__": (
+        name("torch.nn.modules.linear", "Linear") + NEW + tup(1) + b"b",
+        "torch.nn.modules.linear.Linear",
+    ),
+    "numpy _reconstruct of another": (
+        call("numpy.core.multiarray._reconstruct", SYSTEM, (0,), "b"),
+        "numpy.core.multiarray._reconstruct",
+    ),
     "gone from the stdlib": (name("distutils.spawn", "X") + NEW, "distutils.spawn.X"),
     "the result of a call": (call(call("torch.Size", (1,)), 1), "the result of torch.Size"),
     "a called string": (text("x") + tup() + b"R", "a value that is no class"),
@@ -170,7 +260,7 @@ CODE = {
     "items to a known call": (call("torch.Size", (1,)) + b"(K\x01e", "torch.Size"),
     "empty module": (call(name("", "x")), ".x"),
     "module with a dot first": (call(name(".os", "system")), ".os.system"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CODE)
@@ -191,7 +281,9 @@ def test_what_could_run_code_is_called_so_inside_a_checkpoint(case):
 
 
 COMPUTED = {
-    "joined": call(call("__builtin__.getattr", text("o"), "join"), ["s"]) + text("system") + b"\x93",
+    "joined": call(call("__builtin__.getattr", text("o"), "join"), ["s"])
+    + text("system")
+    + b"\x93",
     "a number": text("os") + b"K\x01\x93",
     "bytes": text("os") + b"C\x06system\x93",
     "a python 2 string": b"U\x02os" + text("system") + b"\x93",
@@ -247,8 +339,12 @@ EVIL = pickled(dictionary(("w", 1), ("x", call("os.system", "true"))))
 def test_all_five_pickles_of_a_legacy_stream_are_judged(at):
     evil = call("os.system", "true") + b"0"
     parts = [
-        MAGIC, b"\x80\x02M\xe9\x03.", pickled(b"}"), pickled(dictionary(("w", tensor()))), pickled(["0"]),
-    ]  # fmt: skip
+        MAGIC,
+        b"\x80\x02M\xe9\x03.",
+        pickled(b"}"),
+        pickled(dictionary(("w", tensor()))),
+        pickled(["0"]),
+    ]
     parts[at] = parts[at][:2] + evil + parts[at][2:]
     magic, version, system, main, keys = parts
     if at == 0:  # an unusual head is not even a legacy stream
@@ -257,7 +353,9 @@ def test_all_five_pickles_of_a_legacy_stream_are_judged(at):
     assert verdicts(read_bytes(data))["os.system"] == "code"
 
 
-@pytest.mark.parametrize("version", [pickled(call("os.system", "true")), pickled(True), pickled(1.0)])
+@pytest.mark.parametrize(
+    "version", [pickled(call("os.system", "true")), pickled(True), pickled(1.0)]
+)
 def test_the_version_of_a_legacy_stream_is_a_plain_number(version):
     with pytest.raises(CkptError) as caught:
         read_bytes(legacy(pickled(dictionary(("w", tensor()))), version=version))
@@ -314,7 +412,9 @@ def test_a_stream_inside_a_zip_is_code():
     """torch.save never writes one: nobody reads what is inside, so nobody vouches for it."""
     inner = saved_legacy(torch.ones(2))
     raw = b"B" + struct.pack("<I", len(inner)) + inner
-    data = archive(pickled(dictionary(("w", tensor()), ("x", call("torch.storage._load_from_bytes", raw)))))
+    data = archive(
+        pickled(dictionary(("w", tensor()), ("x", call("torch.storage._load_from_bytes", raw))))
+    )
     assert verdicts(read_bytes(data))["torch.storage._load_from_bytes"] == "code"
 
 
@@ -342,9 +442,13 @@ FOREIGN = {
     "stack global": text("acme.net") + text("Config") + b"\x93" + NEW,
     "twice": tup(A + b"q\x00" + NEW, b"h\x00" + NEW + D + b"b"),
     "tensor subclass": call(
-        "torch._tensor._rebuild_from_type_v2", name("torch._utils", "_rebuild_tensor_v2"), A,
-        (storage(), 0, (6,), (1,), False, HOOKS), b"}"),
-}  # fmt: skip
+        "torch._tensor._rebuild_from_type_v2",
+        name("torch._utils", "_rebuild_tensor_v2"),
+        A,
+        (storage(), 0, (6,), (1,), False, HOOKS),
+        b"}",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", FOREIGN)
@@ -365,11 +469,28 @@ def test_a_nested_class_of_protocol_2_is_foreign():
 
 @pytest.mark.parametrize(
     ("module", "answer"),
-    [("acme", True), ("acme.net", True), ("__main__", True), ("os", False), ("os.path", False),
-     ("torch", False), ("torch.nn", False), ("torchvision.models", True), ("numpy.lib", False),
-     ("builtins", False), ("__builtin__", False), ("", False), (".os", False), ("distutils.x", False),
-     ("posix", False), ("nt", False), ("_winapi", False), ("encodings.utf_8", False), ("ntpath", False)],
-)  # fmt: skip
+    [
+        ("acme", True),
+        ("acme.net", True),
+        ("__main__", True),
+        ("os", False),
+        ("os.path", False),
+        ("torch", False),
+        ("torch.nn", False),
+        ("torchvision.models", True),
+        ("numpy.lib", False),
+        ("builtins", False),
+        ("__builtin__", False),
+        ("", False),
+        (".os", False),
+        ("distutils.x", False),
+        ("posix", False),
+        ("nt", False),
+        ("_winapi", False),
+        ("encodings.utf_8", False),
+        ("ntpath", False),
+    ],
+)
 def test_which_modules_are_foreign(module, answer):
     assert is_foreign(module) is answer
 
@@ -425,7 +546,7 @@ KNOWN = {
     "sparse": torch.eye(2).to_sparse(),
     "meta": torch.empty(2, device="meta"),
     "type": int,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
@@ -437,13 +558,22 @@ def test_honest_values_are_known(case, protocol):
 
 
 NUMPY_1 = {
-    "scalar": call("numpy.core.multiarray.scalar",
-                   call("numpy.dtype", "f8", 0, 1) + tup(3, "<", None, None, None, -1, -1, 0) + b"b",
-                   call("_codecs.encode", "\0" * 8, "latin1")),
-    "array": call("numpy.core.multiarray._reconstruct", name("numpy", "ndarray"), (0,),
-                  call("_codecs.encode", "b", "latin1"))
-    + tup(1, (2,), call("numpy.dtype", "f4", 0, 1), False, call("_codecs.encode", "\0" * 8, "latin1")) + b"b",
-}  # fmt: skip
+    "scalar": call(
+        "numpy.core.multiarray.scalar",
+        call("numpy.dtype", "f8", 0, 1) + tup(3, "<", None, None, None, -1, -1, 0) + b"b",
+        call("_codecs.encode", "\0" * 8, "latin1"),
+    ),
+    "array": call(
+        "numpy.core.multiarray._reconstruct",
+        name("numpy", "ndarray"),
+        (0,),
+        call("_codecs.encode", "b", "latin1"),
+    )
+    + tup(
+        1, (2,), call("numpy.dtype", "f4", 0, 1), False, call("_codecs.encode", "\0" * 8, "latin1")
+    )
+    + b"b",
+}
 
 
 @pytest.mark.parametrize("case", NUMPY_1)
@@ -462,8 +592,11 @@ PROTOCOL_2 = {
     "namespace": reconstructor(name("argparse", "Namespace")) + D + b"b",
     "getattr of a known nested class": call(
         "__builtin__.getattr",
-        name("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"), "x") + b"0N",
-}  # fmt: skip
+        name("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"),
+        "x",
+    )
+    + b"0N",
+}
 
 
 @pytest.mark.parametrize("case", [c for c in PROTOCOL_2 if "getattr" not in c])
@@ -500,8 +633,15 @@ def test_pickles_that_python_writes_of_user_code(monkeypatch):
     monkeypatch.setitem(sys.modules, "acme_user", module)
     one = plain()
     one.a = 1
-    wanted = [(one, "foreign"), (listed([1]), "foreign"), (mapped(a=1), "foreign"), (Colour.RED, "code"),
-              (pair(1, 2), "code"), (functools.partial(plain), "code"), (plain, "code")]  # fmt: skip
+    wanted = [
+        (one, "foreign"),
+        (listed([1]), "foreign"),
+        (mapped(a=1), "foreign"),
+        (Colour.RED, "code"),
+        (pair(1, 2), "code"),
+        (functools.partial(plain), "code"),
+        (plain, "code"),
+    ]
     for value, verdict in wanted:
         for protocol in (2, 3, 4, 5):
             assert worst(pickle.dumps(value, protocol)) == verdict, (value, protocol)

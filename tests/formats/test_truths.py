@@ -41,7 +41,9 @@ def test_the_tables_hold_these_keys_in_this_order(name):
     assert checkpoint.weights == 0
     found = [(list(t.path), [one.key for one in t.tensors]) for t in checkpoint.tables]
     truth = TRUTHS[name]
-    wanted = [(t["path"], [r["key"] for r in in_file_order(truth, t["tensors"])]) for t in truth["tables"]]
+    wanted = [
+        (t["path"], [r["key"] for r in in_file_order(truth, t["tensors"])]) for t in truth["tables"]
+    ]
     assert found == wanted
     assert all(table.duplicate_keys == () for table in checkpoint.tables)
 
@@ -83,10 +85,7 @@ def test_names_get_their_verdict(name):
 
 @pytest.mark.parametrize("name", [name for name in VALID if "globals" not in TRUTHS[name]])
 def test_nothing_in_an_honest_file_could_run_code(name):
-    if TRUTHS[name].get("module"):
-        foreign = {"acme_models.UserNet": "foreign"}
-    else:
-        foreign = {}
+    foreign = {"acme_models.UserNet": "foreign"} if TRUTHS[name].get("module") else {}
     found = verdicts(read_path(FIXTURES / name))
     assert {key: value for key, value in found.items() if value != "known"} == foreign
 
@@ -103,7 +102,9 @@ def test_what_stands_beside_the_weights_is_told(name):
 def test_the_moments_of_an_optimizer_are_tensors_of_the_file():
     checkpoint = read_path(FIXTURES / "dp_cuda.pth")
     truth = TRUTHS["dp_cuda.pth"]["optimizer"]
-    found = {".".join(map(str, t.path[2:])): t for t in checkpoint.tensors if t.path[0] == "optimizer"}
+    found = {
+        ".".join(map(str, t.path[2:])): t for t in checkpoint.tensors if t.path[0] == "optimizer"
+    }
     assert list(found) == [row["key"] for row in truth]
     data = (FIXTURES / "dp_cuda.pth").read_bytes()
     for row in truth:

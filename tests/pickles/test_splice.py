@@ -31,7 +31,7 @@ from pickles_support import (
 
 from ckptool.errors import PickleInvalid
 from ckptool.pickles.check import check_rewrite
-from ckptool.pickles.nodes import Box, Walked, elements, pairs
+from ckptool.pickles.nodes import PAIR_OPS, Box, Global, Obj, Tup, Walked, children, elements, pairs
 from ckptool.pickles.splice import Edits, literal_end, splice
 from ckptool.pickles.walk import walk
 
@@ -166,6 +166,65 @@ def test_two_thousand_graphs():
 @pytest.mark.long
 def test_twenty_thousand_graphs():
     fuzz(range(10_000, 30_000))
+
+
+# -- edits anywhere ------------------------------------------------------------------------------
+def places(walked: Walked) -> tuple[list[int], list[tuple[int, int]]]:
+    """Every string occurrence and every span of an item that a container holds."""
+    texts, items, seen, stack = [], [], set(), [walked.root]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if type(node) is Obj and type(node.fn) is Global and node.fn.name == "encode":
+            continue  # bytes in protocol 2: its text is no text
+        stack.extend(children(node))
+        if type(node) is Tup:
+            rows = zip(node.items, node.starts, strict=True)
+            texts += [at for item, at in rows if type(item) is str]
+        for batch in getattr(node, "batches", None) or ():
+            rows = list(zip(batch.items, batch.starts, strict=True))
+            texts += [at for item, at in rows if type(item) is str]
+            step = 2 if batch.op in PAIR_OPS else 1
+            firsts = batch.starts[::step]
+            ends = [*firsts[1:], batch.end + (batch.op in (0x73, 0x61))]
+            items += zip(firsts, ends, strict=True)
+    return texts, items
+
+
+def edit_anywhere(seed: int) -> str:
+    rnd = random.Random(seed)
+    cyclic = rnd.random() < 0.2
+    data = dump(Graph(rnd).root(cyclic), rnd.randint(2, 5))
+    walked = walk(data)
+    texts, items = places(walked)
+    edits = Edits(deletions=[span for span in items if rnd.random() < rnd.choice([0, 0.1, 0.4])])
+    cut = {start for start, _ in edits.deletions}
+    for at in texts:
+        if at not in cut and rnd.random() < 0.4:
+            edits.strings[at] = rnd.choice(["new", "other", "module.k0"])
+    try:
+        out = splice(walked, edits)
+    except PickleInvalid:
+        assert cyclic, f"seed {seed}"
+        return "refused"
+    try:
+        check_rewrite(walked, walk(out), edits)
+    except PickleInvalid as error:
+        raise AssertionError(f"seed {seed}") from error
+    return "edited"
+
+
+def test_strings_and_items_anywhere_are_edited():
+    done = collections.Counter(edit_anywhere(seed) for seed in range(2000))
+    assert done["refused"] < 60
+
+
+@pytest.mark.long
+def test_strings_and_items_anywhere_twenty_thousand_times():
+    for seed in range(10_000, 30_000):
+        edit_anywhere(seed)
 
 
 # -- helpers for streams by hand -----------------------------------------------------------------

@@ -1,0 +1,161 @@
+"""The names that are harmless, and the shapes of their arguments (hostile 3).
+
+Knows: exact (module, name) pairs, never a module as a whole where its functions could be
+called. Must not know: nodes beyond their arguments; the judge applies these tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ckptool.checkpoint import DTYPE_ALIASES
+from ckptool.formats.torch_pickle import BUILDERS
+from ckptool.pickles.nodes import Global as GlobalNode
+from ckptool.pickles.nodes import text_of
+
+# Standard modules that left the standard library: a class of theirs is not foreign.
+_GONE = frozenset(("distutils", "imp", "asynchat", "asyncore", "smtpd", "cgi", "cgitb", "crypt",
+                   "pipes", "telnetlib", "uu", "xdrlib", "nntplib", "commands", "lib2to3"))  # fmt: skip
+_OURS = frozenset(("torch", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions"))
+
+
+def _plain(args: list[Any]) -> bool:
+    """Whether the arguments are data: nothing that would be called on their behalf."""
+    return all(type(arg) is not GlobalNode for arg in args)
+
+
+def no_arguments(args: list[Any]) -> bool:
+    """Called with nothing."""
+    return not args
+
+
+def _texts(args: list[Any]) -> bool:
+    return all(text_of(arg) is not None for arg in args)
+
+
+def _factory(args: list[Any]) -> bool:
+    """defaultdict(list, …): the factory is a plain container type."""
+    names = ("dict", "list", "set", "int", "float", "str", "tuple", "bool", "OrderedDict")
+    first = args[0] if args else None
+    if first is None:
+        return _plain(args[1:])
+    if type(first) is not GlobalNode:
+        return False
+    module, name = mapped(first, 2)
+    return name in names and module in ("builtins", "collections") and _plain(args[1:])
+
+
+def _array_parts(args: list[Any]) -> bool:
+    """_reconstruct(ndarray, (0,), b'b')."""
+    return len(args) == 3 and type(args[0]) is GlobalNode and args[0].full == "numpy.ndarray" and _plain(args[1:])  # fmt: skip
+
+
+def any_arguments(args: list[Any]) -> bool:
+    """Checked elsewhere: torch's rebuild functions by who builds their tensors."""
+    return True
+
+
+Check = Callable[["list[Any]"], bool]
+DICT_STATE, TUPLE_STATE, _NO_STATE = "dict", "tuple", "none"
+
+# name -> (what its arguments must be, what BUILD may give it, whether items may be added)
+CALLS: dict[str, tuple[Check, str, bool]] = {
+    **{name: (any_arguments, TUPLE_STATE if name.endswith("Tensor") else _NO_STATE, False) for name in BUILDERS},  # fmt: skip
+    "collections.OrderedDict": (_plain, DICT_STATE, True),
+    "collections.defaultdict": (_factory, _NO_STATE, True),
+    "collections.Counter": (_plain, DICT_STATE, True),
+    "collections.deque": (_plain, _NO_STATE, True),
+    "builtins.set": (_plain, _NO_STATE, False),
+    "builtins.frozenset": (_plain, _NO_STATE, False),
+    "builtins.bytearray": (_plain, _NO_STATE, False),
+    "builtins.bytes": (_plain, _NO_STATE, False),
+    "builtins.complex": (_plain, _NO_STATE, False),
+    "builtins.slice": (_plain, _NO_STATE, False),
+    "builtins.range": (_plain, _NO_STATE, False),
+    "builtins.xrange": (_plain, _NO_STATE, False),
+    "_codecs.encode": (_texts, _NO_STATE, False),
+    "argparse.Namespace": (no_arguments, DICT_STATE, False),
+    "types.SimpleNamespace": (no_arguments, DICT_STATE, False),
+    "datetime.datetime": (_plain, _NO_STATE, False),
+    "datetime.date": (_plain, _NO_STATE, False),
+    "datetime.time": (_plain, _NO_STATE, False),
+    "datetime.timedelta": (_plain, _NO_STATE, False),
+    "datetime.timezone": (_plain, _NO_STATE, False),
+    "decimal.Decimal": (_texts, _NO_STATE, False),
+    "fractions.Fraction": (_plain, _NO_STATE, False),
+    "uuid.UUID": (no_arguments, DICT_STATE, False),
+    "_io.BytesIO": (no_arguments, TUPLE_STATE, False),
+    **{
+        f"pathlib.{name}": (_texts, _NO_STATE, False)
+        for name in ("Path", "PurePath", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
+    "numpy.dtype": (_plain, TUPLE_STATE, False),
+    "torch.Size": (_plain, _NO_STATE, False),
+    "torch.device": (_plain, _NO_STATE, False),
+    "torch.serialization._get_layout": (_texts, _NO_STATE, False),
+    "torch.torch_version.TorchVersion": (_texts, DICT_STATE, False),
+    "torch._C.Generator": (_plain, "any", False),
+    "torch.nested._internal.nested_tensor._rebuild_njt": (any_arguments, _NO_STATE, False),
+}  # fmt: skip
+for _core in ("numpy.core", "numpy._core"):
+    CALLS[f"{_core}.multiarray.scalar"] = (_plain, _NO_STATE, False)
+    CALLS[f"{_core}.multiarray._reconstruct"] = (_array_parts, TUPLE_STATE, False)
+    CALLS[f"{_core}.numeric._frombuffer"] = (_plain, _NO_STATE, False)
+
+# Instances of these packages' classes: made without arguments, filled by a dict.
+INSTANCES = ("torch.nn.", "torch.ao.nn.", "torch.optim.",
+              "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.", "omegaconf.")  # fmt: skip
+
+# Records of torch.distributed and nested tensors: NEWOBJ with data, any data as state.
+RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed._shard.",
+            "torch.distributed._mesh_layout.", "torch.distributed.device_mesh.",
+            "torch.distributed.remote_device.", "torch.distributed.checkpoint.metadata.",
+            "torch._dynamo.decorators._DimRange")  # fmt: skip
+_SHARDED = "torch.distributed._shard.sharded_tensor"
+DOTTED = frozenset((f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING"))  # fmt: skip
+
+REFERENCES = frozenset((
+    "typing.Any", "collections.OrderedDict", "collections.defaultdict", "torch.Tensor", "torch.Size",
+    "torch.device", "torch.nn.parameter.Parameter", "numpy.ndarray", "numpy.dtype",
+    "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "argparse.Namespace",
+    *(f"builtins.{name}" for name in ("bool", "bytes", "bytearray", "complex", "dict", "float",
+      "frozenset", "int", "long", "list", "object", "set", "str", "tuple", "unicode", "range", "slice")),
+    *(f"torch.{name}" for name in DTYPE_ALIASES),
+    *(f"torch.{name}" for name in (
+      "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged",
+      "per_tensor_affine", "per_channel_affine", "per_tensor_symmetric", "per_channel_symmetric",
+      "per_channel_affine_float_qparams", "contiguous_format", "channels_last", "preserve_format")),
+    *(f"numpy.{name}" for name in ("float16", "float32", "float64", "int8", "int16", "int32",
+      "int64", "uint8", "uint16", "uint32", "uint64", "bool_", "complex64", "complex128")),
+))  # fmt: skip
+BY_ARGUMENTS = frozenset(("builtins.getattr", "torch.storage._load_from_bytes"))
+REFERENCE_MODULES = ("torch.nn.functional.", "torch._C._nn.")
+
+
+NJT = "torch.nested._internal.nested_tensor._rebuild_njt"
+# A tensor subclass stands among the arguments of these, after its builder or alone.
+CLASS_ARGUMENT = {
+    "torch._tensor._rebuild_from_type": 1,
+    "torch._tensor._rebuild_from_type_v2": 1,
+    "torch.tensor._rebuild_from_type": 1,
+    "torch.tensor._rebuild_from_type_v2": 1,
+    "torch._utils._rebuild_wrapper_subclass": 0,
+}
+
+
+def mapped(node: GlobalNode, protocol: int) -> tuple[str, str]:
+    """(module, name) as a Python 3 loader looks it up: protocols below 3 are mapped first."""
+    if protocol >= 3:
+        return node.module, node.name
+    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+
+    module, name = NAME_MAPPING.get((node.module, node.name), (node.module, node.name))
+    return IMPORT_MAPPING.get(module, module), name
+
+
+def is_foreign(module: str) -> bool:
+    """Whether a module belongs to neither the standard library nor torch nor numpy."""
+    top = module.partition(".")[0]
+    return bool(top) and top not in sys.stdlib_module_names and top not in _GONE | _OURS
