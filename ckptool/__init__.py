@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptool.api import Conversion, Inspection, OpenCheckpoint, convert, inspect, open
+    from ckptool.api import Conversion, Inspection, OpenCheckpoint, convert, inspect, open  # noqa: A004 - the API's word
     from ckptool.errors import CkptError
     from ckptool.limits import Limits
 

@@ -78,7 +78,7 @@ class TensorRecord:
 
     @property
     def dtype(self) -> str | None:
-        """torch's name of the element type."""
+        """Torch's name of the element type."""
         return self.tensor.dtype.name if self.tensor.dtype else None
 
     @property
@@ -241,7 +241,11 @@ def convert(
     Without `output`, to_cpu writes `net.cpu.pth` and to_gpu=1 `net.cuda1.pth` beside the input.
     Raises CkptError; then nothing was written.
     """
-    rules = [Rule(name) for name, wanted in (("strip-module", strip_module), ("unwrap", unwrap)) if wanted]  # fmt: skip
+    rules = [
+        Rule(name)
+        for name, wanted in (("strip-module", strip_module), ("unwrap", unwrap))
+        if wanted
+    ]
     rules += [Rule("unwrap-at", path_at) for path_at in unwrap_at]
     rules += [Rule("add-module-at", path_at) for path_at in add_module_at]
     rules += [Rule("add-module")] if add_module else []
@@ -266,7 +270,9 @@ def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
     if {"strip-module", "add-module"} <= {rule.name for rule in rules}:
         raise UsageError("strip-module contradicts add-module")
     if not (to_cpu or to_gpu is not None or mapped or rules):
-        raise UsageError("nothing to do: no device and no key rule is given", hint="--to-cpu is the usual one")  # fmt: skip
+        raise UsageError(
+            "nothing to do: no device and no key rule is given", hint="--to-cpu is the usual one"
+        )
     device = "cpu" if to_cpu else f"cuda:{to_gpu}" if to_gpu is not None else None
     return Request(device=device, **rest)
 

@@ -19,7 +19,8 @@ Path = tuple[str | int, ...]
 class DType:
     """One element type. `torch_storage` is the typed storage class (None: untyped storage
     and a dtype argument), `safetensors` the name in its header (None: cannot be held),
-    `components` how many numbers one element is for a byte swap."""
+    `components` how many numbers one element is for a byte swap.
+    """
 
     name: str
     bits: int
@@ -76,7 +77,9 @@ _SHORT = (("double", "float64"), ("float", "float32"), ("half", "float16"), ("lo
           ("int", "int32"), ("short", "int16"), ("cfloat", "complex64"), ("cdouble", "complex128"),
           ("chalf", "complex32"))  # fmt: skip
 DTYPE_ALIASES: dict[str, DType] = {**DTYPES, **{short: DTYPES[name] for short, name in _SHORT}}
-BY_TORCH_STORAGE: dict[str, DType] = {d.torch_storage: d for d in DTYPES.values() if d.torch_storage}
+BY_TORCH_STORAGE: dict[str, DType] = {
+    d.torch_storage: d for d in DTYPES.values() if d.torch_storage
+}
 BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if d.safetensors}
 UNTYPED = DType("untyped", 8, "UntypedStorage", None, "untyped")
 
@@ -84,7 +87,8 @@ UNTYPED = DType("untyped", 8, "UntypedStorage", None, "untyped")
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Where bytes of a storage lie. `encoding` is stored, deflated or swapped (big-endian);
-    `region`, where set, says which slice of the tensor they fill."""
+    `region`, where set, says which slice of the tensor they fill.
+    """
 
     source_id: int
     span: Span
@@ -116,7 +120,8 @@ class Storage:
 class Tensor:
     """One tensor. `shape` and `stride` count elements, `offset` is in elements from the start
     of the storage. `kind` is tensor, parameter, quantized, sparse, nested, meta,
-    uninitialized, subclass, conj, neg or storage. `path` is its place in the file."""
+    uninitialized, subclass, conj, neg or storage. `path` is its place in the file.
+    """
 
     key: str
     dtype: DType | None
@@ -149,7 +154,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Table:
     """One state_dict found in the file. `kind` is state_dict or module (walked from a whole
-    pickled model). `others` are its entries that are not tensors: (key, value node)."""
+    pickled model). `others` are its entries that are not tensors: (key, value node).
+    """
 
     path: Path
     tensors: tuple[Tensor, ...]
@@ -163,7 +169,8 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class Extra:
     """A value beside the weights: `type` in words, `value` JSON-ready (None when opaque),
-    `text` one line for people."""
+    `text` one line for people.
+    """
 
     path: Path
     type: str
@@ -174,7 +181,8 @@ class Extra:
 @dataclass(frozen=True, slots=True)
 class Global:
     """A class or function the file names: verdict known, foreign or code; `offset` of its
-    first use in `member`."""
+    first use in `member`.
+    """
 
     name: str
     verdict: str
@@ -196,7 +204,8 @@ class Note:
 class Checkpoint:
     """A whole file, read without its tensors. `weights` indexes `tables` (None: no weights).
     `tensors` are all tensors of the file, `storages` all storages in file order. `handle`
-    is the format's own, read by its `edit` alone."""
+    is the format's own, read by its `edit` alone.
+    """
 
     file: str
     format: str
@@ -217,7 +226,8 @@ class Checkpoint:
 class Changes:
     """What a conversion asks for, decided: renames are keyed by (table path, key), devices
     map a storage key to its new tag, device_arguments an old tag to a new one for what
-    rebuild functions are told."""
+    rebuild functions are told.
+    """
 
     renames: Mapping[tuple[Path, str], str] = field(default_factory=dict)
     devices: Mapping[str, str] = field(default_factory=dict)

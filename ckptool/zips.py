@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -20,7 +19,6 @@ from ckptool.errors import (
     CrcMismatch,
     LimitExceeded,
     NotACheckpoint,
-    PathEscape,
     Truncated,
     ZipAmbiguous,
     ZipEncrypted,
@@ -50,14 +48,13 @@ from ckptool.ziplayout import (
     STORED,
     zip64_values,
 )
+from ckptool.zipnames import check_names
 
 _ENCRYPTED = 0x1 | 0x40 | 0x2000  # encrypted, strongly encrypted, headers masked
 _PATCHED = 0x20
 _MODES = (0, 0o10, 0o4)  # Unix file type: unset, regular file, folder
 
 _USUAL_FLAGS = 0x808  # a descriptor follows, names are UTF-8
-_BAD_NAME = re.compile(r"[\0\\]|^[A-Za-z]:|^\.{0,2}/|/\.{0,2}/|/\.{1,2}$|^\.{0,2}$")
-_ANY_BAD_NAME = re.compile(_BAD_NAME.pattern, re.MULTILINE)
 _AGAIN = "download or copy it again"
 
 
@@ -108,7 +105,7 @@ def read_directory(source: Source, limits: Limits = DEFAULT) -> Directory:
                 "entries", f"{end.total:,} zip entries, at most {limits.entry_count:,} are read"
             )
         listed = _central_entries(source.read(end.offset, end.size), end.total)
-        top = _check_names([entry.name for entry in listed])
+        top = check_names([entry.name for entry in listed])
         entries = _match_local_headers(source, sorted(listed), end.offset)
     except CkptError as error:
         error.path = error.path or source.name
@@ -241,51 +238,6 @@ def _check_unusual(
         _ambiguous("an uncompressed entry with two sizes", name)
     if disk or attributes >> 28 not in _MODES:
         _ambiguous("an entry that is a link or special file, or on another disk", name)
-
-
-def _check_names(names: list[str]) -> str:
-    """The one folder that all entries are in; names differ by more than case."""
-    # One search over all names; only where it hits, one for each.
-    if _ANY_BAD_NAME.search("\n".join(names)):
-        for name in names:
-            if _BAD_NAME.search(name):
-                text = "an entry name that is not a plain path"
-                raise PathEscape(text, member=name, hint=REPACK)
-    loose = [name for name in names if "/" not in name]
-    if loose or not names:
-        raise _loose(loose)
-    roots = {name.partition("/")[0] for name in names}
-    if len(roots) > 1:
-        hint = "zip it again without __MACOSX" if "__MACOSX" in roots else REPACK
-        _ambiguous(f"more than one folder at the top of the zip: {_some(sorted(roots))}", hint=hint)
-    # torch finds records without regard to case.
-    if len({name.casefold() for name in names}) != len(names):
-        seen: set[str] = set()
-        for name in names:
-            if name.casefold() in seen:
-                _ambiguous("two entries with one name", name)
-            seen.add(name.casefold())
-    return roots.pop()
-
-
-_CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".th")
-_INSIDE = "unpack it and give the file inside"
-
-
-def _loose(names: list[str]) -> NotACheckpoint:
-    """What a zip without a top folder is: torch cannot read it."""
-    listed = _some(names) or "nothing"
-    if names and all(name.endswith(".npy") for name in names):
-        return NotACheckpoint(f"not a checkpoint: a numpy archive (.npz) with {listed}", hint="open it with numpy.load")  # fmt: skip
-    if "data.pkl" in names:
-        return NotACheckpoint("the records of a checkpoint, zipped without their folder", hint="put them all in one folder and zip that folder")  # fmt: skip
-    if any(name.endswith(_CHECKPOINTS) for name in names):
-        return NotACheckpoint(f"a zip that holds a checkpoint and is none itself: {listed}", hint=_INSIDE)
-    return NotACheckpoint(f"not a checkpoint: a zip around other files: {listed}", hint=_INSIDE)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 # --- the local headers -----------------------------------------------------------------------

@@ -18,7 +18,13 @@ from ckptool.render.convert import convert_text
 from ckptool.rules import Rule
 from ckptool.verbs.convert import Conversion, convert_place
 
-_RULES = {"strip_module": False, "add_module": False, "unwrap": False, "add_module_at": True, "unwrap_at": True}  # fmt: skip
+_RULES = {
+    "strip_module": False,
+    "add_module": False,
+    "unwrap": False,
+    "add_module_at": True,
+    "unwrap_at": True,
+}
 _FLAGS = ("to_cpu", "to_gpu", "map_location", "strip_module", "add_module", "keep_module",
           "add_module_at", "unwrap", "unwrap_at", "at_many", "output", "force", "dry_run",
           "keep_unknown", "no_check", "no_fsync")  # fmt: skip

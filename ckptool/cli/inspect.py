@@ -6,12 +6,13 @@ Knows: flags and screens. Must not know: formats.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from ckptool.cli.options import Command, options
-from ckptool.cli.output import echo, error_data, note, report_error
+from ckptool.cli.output import echo, error_data, note, report_error, summary
 from ckptool.errors import CkptError, UsageError
 from ckptool.verbs.inspect import Selection, inspect_place
 from ckptool.verbs.report import Inspection
@@ -35,7 +36,9 @@ _TEXT = ("table", "tree")  # these print their notes themselves
 def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None:
     """Show what is in checkpoints: no code of theirs is run, no tensor is read."""
     style = "json" if flags["as_json"] else flags["format_"]
-    selection = Selection(flags["at"], flags["only"], flags["drop"], flags["sort"], flags["limit"], flags["index"])  # fmt: skip
+    selection = Selection(
+        flags["at"], flags["only"], flags["drop"], flags["sort"], flags["limit"], flags["index"]
+    )
     if flags["keys"] and style not in ("table", "plain"):
         raise UsageError("--keys contradicts --format")
     status, reports = 0, []
@@ -65,7 +68,9 @@ def _limited(selection: Selection, style: str, keys: bool) -> Selection:
     """On a terminal a long table is cut; piped, all of it is printed."""
     if selection.limit is not None or style != "table" or keys or not sys.stdout.isatty():
         return selection
-    return Selection(selection.at, selection.only, selection.drop, selection.sort, -1, selection.index)  # fmt: skip
+    return Selection(
+        selection.at, selection.only, selection.drop, selection.sort, -1, selection.index
+    )
 
 
 def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[str, Any]) -> None:
@@ -87,17 +92,17 @@ def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[st
         for row in notes:
             note(row)
     if flags["verbose"]:
-        _print_globals(found)
+        _print_globals(found, echo if style in _TEXT else summary)
 
 
-def _print_globals(found: Inspection) -> None:
+def _print_globals(found: Inspection, say: Callable[[str], None]) -> None:
     from ckptool.render.text import show
 
     names = found.checkpoint.globals
     for row in names[:200]:
-        echo(f"  {row.verdict:8} {show(row.name)}")
+        say(f"  {row.verdict:8} {show(row.name)}")
     if len(names) > 200:
-        echo(f"  and {len(names) - 200:,} more names")
+        say(f"  and {len(names) - 200:,} more names")
 
 
 def _print_data(reports: list[dict[str, Any]], style: str, count: int) -> None:

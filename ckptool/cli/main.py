@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -69,7 +70,7 @@ def main(args: list[str]) -> int:
     except BrokenPipeError:
         _silence()
         return READER_GONE
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is our bug
+    except Exception as error:
         return _bug(error, args)
 
 
@@ -93,16 +94,16 @@ def _bug(error: Exception, args: list[str]) -> int:
     if "--debug" in args:
         raise error
     text = show(f"{type(error).__name__}: {error}")
-    sys.stderr.write(f"ckptool: a bug in ckptool {__version__}: {text}\n  hint: run it again with --debug and report what it prints\n")  # fmt: skip
+    sys.stderr.write(
+        f"ckptool: a bug in ckptool {__version__}: {text}\n  hint: run it again with --debug and report what it prints\n"
+    )
     return BUG
 
 
 def _silence() -> None:
     """Keep the interpreter from complaining about the closed pipe once more."""
-    try:
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
 
 
 def _prepare(stream: Any) -> None:

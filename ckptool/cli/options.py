@@ -28,7 +28,8 @@ class HeadedOption(click.Option):
 
 class Command(click.Command):
     """A command whose help opens with examples and groups its options under headings, and
-    which remembers the order of options (click keeps it only within one option)."""
+    which remembers the order of options (click keeps it only within one option).
+    """
 
     def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -75,12 +75,30 @@ def _looks_like_text(head: bytes) -> bool:
 
 FORMATS: tuple[Format, ...] = (
     Format("safetensors", "safetensors", "safetensors", (".safetensors",), _is_safetensors),
-    Format("torch-zip", "PyTorch zip", "torch_zip", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_zip, "torch_zip_edit"),  # fmt: skip
+    Format(
+        "torch-zip",
+        "PyTorch zip",
+        "torch_zip",
+        (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"),
+        _is_zip,
+        "torch_zip_edit",
+    ),
     Format("torch-tar", "PyTorch 0.1 tar", "torch_tar", (".pth", ".pt", ".tar"), _is_tar),
-    Format("torch-legacy", "PyTorch legacy stream", "torch_legacy", (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"), _is_legacy, "torch_legacy_edit"),  # fmt: skip
+    Format(
+        "torch-legacy",
+        "PyTorch legacy stream",
+        "torch_legacy",
+        (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pyth", ".th", ".model"),
+        _is_legacy,
+        "torch_legacy_edit",
+    ),
     Format("pickle", "bare pickle", "plain_pickle", (".pkl", ".pickle"), _is_pickle),
 )
-_OTHERS = {"torchscript": "TorchScript archive", "torch-package": "torch.package archive", "torch-export": "torch.export program"}  # fmt: skip
+_OTHERS = {
+    "torchscript": "TorchScript archive",
+    "torch-package": "torch.package archive",
+    "torch-export": "torch.export program",
+}
 TITLES: dict[str, str] = {**{row.name: row.title for row in FORMATS}, **_OTHERS}
 
 
@@ -100,7 +118,9 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     try:
         row = identify(source)
         module = import_module(f"ckptool.formats.{row.module}")
-        found = _read_zip(source, limits) if row.name == "torch-zip" else module.read(source, limits)
+        found = (
+            _read_zip(source, limits) if row.name == "torch-zip" else module.read(source, limits)
+        )
     except CkptError as error:
         error.path = error.path or source.name
         raise
@@ -134,8 +154,14 @@ def _without_pickle(archive: Any) -> NotACheckpoint:
     deeper = next((name for name in archive.directory.records if name.endswith("/data.pkl")), None)
     if deeper:
         inner = f"{archive.directory.top}/{deeper[: -len('/data.pkl')]}"
-        return NotACheckpoint(f"a checkpoint zipped again one folder too deep: its data.pkl lies in '{inner}/'", hint=f"unpack it and zip the folder '{inner}' alone")  # fmt: skip
-    return NotACheckpoint("not a checkpoint: a zip archive without data.pkl", hint="unpack it first, then give what is inside")  # fmt: skip
+        return NotACheckpoint(
+            f"a checkpoint zipped again one folder too deep: its data.pkl lies in '{inner}/'",
+            hint=f"unpack it and zip the folder '{inner}' alone",
+        )
+    return NotACheckpoint(
+        "not a checkpoint: a zip archive without data.pkl",
+        hint="unpack it first, then give what is inside",
+    )
 
 
 def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
@@ -146,7 +172,10 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
         return found
     from dataclasses import replace
 
-    note = Note("suffix-mismatch", f"named like {claimed[0].title}, in truth {TITLES[found.format]}: other tools go by the name")  # fmt: skip
+    note = Note(
+        "suffix-mismatch",
+        f"named like {claimed[0].title}, in truth {TITLES[found.format]}: other tools go by the name",
+    )
     return replace(found, notes=(note, *found.notes))
 
 
@@ -156,6 +185,8 @@ def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Any]:
     if row is None or row.editor is None:
         from ckptool.errors import Unsupported
 
-        raise Unsupported(f"a {TITLES[checkpoint.format]} can be inspected, not converted", path=checkpoint.file)  # fmt: skip
+        raise Unsupported(
+            f"a {TITLES[checkpoint.format]} can be inspected, not converted", path=checkpoint.file
+        )
     plan, rewritten = import_module(f"ckptool.formats.{row.editor}").edit(checkpoint, changes)
     return plan, rewritten

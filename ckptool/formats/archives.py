@@ -21,22 +21,20 @@ from ckptool.checkpoint import (
 )
 from ckptool.errors import HeaderInvalid, NotACheckpoint, StorageSize
 from ckptool.formats.assemble import PickleHandle, assemble, walk_checked
-from ckptool.formats.discover import Discoverer, Found, state_items
+from ckptool.formats.dicts import state_items
+from ckptool.formats.discover import Discoverer, Found
 from ckptool.formats.judge import CODE, KNOWN, Judge
-from ckptool.formats.torch_pickle import (
-    Located,
-    TensorReader,
-    _evolve,
-    check_bounds,
-    global_name,
-    whole,
-)
+from ckptool.formats.measures import check_bounds, evolve, global_name, whole
+from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.formats.torch_zip import Archive
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import NEWOBJ, Obj, Walked
 from ckptool.places import Source
 
-SCRIPT_NOTE = Note("torchscript", "TorchScript: torch.jit.load runs the code inside (code/); ckptool lists its tensors and converts nothing")  # fmt: skip
+SCRIPT_NOTE = Note(
+    "torchscript",
+    "TorchScript: torch.jit.load runs the code inside (code/); ckptool lists its tensors and converts nothing",
+)
 
 
 # -- TorchScript -------------------------------------------------------------------------------
@@ -45,7 +43,9 @@ def read_script(source: Source, archive: Archive, limits: Limits) -> Checkpoint:
     walked = walk_checked(archive.read("data.pkl"), 0, limits, "data.pkl")
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
-        return archive.located(f"data/{key}", "stored", count * dtype.size_bytes, f"storage '{key}'")  # fmt: skip
+        return archive.located(
+            f"data/{key}", "stored", count * dtype.size_bytes, f"storage '{key}'"
+        )
 
     reader = TensorReader(resolve, limits)
     discoverer = _ScriptDiscoverer(reader, limits)
@@ -79,7 +79,7 @@ class _ScriptDiscoverer(Discoverer):
             node, path = stack.pop()
             tensor = self.reader.tensor(node) if type(node) is Obj else None
             if tensor is not None:
-                yield _evolve(tensor, key=".".join(path), path=path)
+                yield evolve(tensor, key=".".join(path), path=path)
                 continue
             if type(node) is not Obj or node.op != NEWOBJ or id(node) in seen:
                 continue
@@ -96,12 +96,17 @@ def read_package(source: Source, archive: Archive, limits: Limits) -> Checkpoint
         raise NotACheckpoint("a torch.package without a pickled resource", path=source.name)
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
-        return archive.located(f".data/{key}.storage", "stored", count * dtype.size_bytes, f"storage '{key}'")  # fmt: skip
+        return archive.located(
+            f".data/{key}.storage", "stored", count * dtype.size_bytes, f"storage '{key}'"
+        )
 
     reader = TensorReader(resolve, limits)
     parts = [_resource(source, archive, reader, name, limits) for name in names]
     tables = tuple(table for part, _ in parts for table in part.tables)
-    note = Note("torch-package", "torch.package: PackageImporter runs the code inside; ckptool lists its tensors and converts nothing")  # fmt: skip
+    note = Note(
+        "torch-package",
+        "torch.package: PackageImporter runs the code inside; ckptool lists its tensors and converts nothing",
+    )
     return Checkpoint(
         file=source.name, format="torch-package", size_bytes=source.size, sources=(source.address,),
         tables=tables, weights=0 if tables else None,
@@ -150,9 +155,13 @@ def read_export(source: Source, archive: Archive, limits: Limits) -> Checkpoint:
         rows = list(config.items())
         tensors = tuple(_exported(archive, key, row) for key, row in rows)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise HeaderInvalid(f"{_CONFIG} is not what torch.export writes", path=source.name) from None
+        raise HeaderInvalid(
+            f"{_CONFIG} is not what torch.export writes", path=source.name
+        ) from None
     storages = tuple({t.storage.key: t.storage for t in tensors if t.storage}.values())
-    note = Note("torch-export", "torch.export program: ckptool lists its weights and converts nothing")
+    note = Note(
+        "torch-export", "torch.export program: ckptool lists its weights and converts nothing"
+    )
     return Checkpoint(
         file=source.name, format="torch-export", size_bytes=source.size, sources=(source.address,),
         tables=(Table((), tensors),), weights=0, tensors=tensors, storages=storages, notes=(note,),
@@ -164,7 +173,9 @@ def _exported(archive: Archive, key: str, row: dict[str, Any]) -> Tensor:
     meta = row["tensor_meta"]
     dtype = DTYPES[_SCALAR_TYPES[meta["dtype"]]]
     shape = tuple(whole(size["as_int"], "the size of a tensor", None) for size in meta["sizes"])
-    stride = tuple(whole(step["as_int"], "the stride of a tensor", None) for step in meta["strides"])
+    stride = tuple(
+        whole(step["as_int"], "the stride of a tensor", None) for step in meta["strides"]
+    )
     offset = whole(meta["storage_offset"]["as_int"], "the offset of a tensor", None)
     name, device = f"data/weights/{row['path_name']}", meta["device"]
     tag = device["type"] + (f":{device['index']}" if device["index"] is not None else "")
@@ -173,9 +184,20 @@ def _exported(archive: Archive, key: str, row: dict[str, Any]) -> Tensor:
         raise StorageSize(f"the record '{name}' is not in the file", key=key)
     kind = "parameter" if row.get("is_param") is True else "tensor"
     if row.get("use_pickle"):
-        return Tensor(key, dtype, shape, stride, offset, None, bool(meta["requires_grad"]), kind, (key,), tag)
+        return Tensor(
+            key, dtype, shape, stride, offset, None, bool(meta["requires_grad"]), kind, (key,), tag
+        )
     count = entry.size // dtype.size_bytes
     check_bounds(shape, stride, offset, count, None)
     pieces, crc = archive.located(name, "stored", entry.size, f"'{key}'")
-    storage = Storage(row["path_name"], dtype, count, tag, tuple(Piece(0, p.span, p.encoding) for p in pieces), crc)  # fmt: skip
-    return Tensor(key, dtype, shape, stride, offset, storage, bool(meta["requires_grad"]), kind, (key,), tag)  # fmt: skip
+    storage = Storage(
+        row["path_name"],
+        dtype,
+        count,
+        tag,
+        tuple(Piece(0, p.span, p.encoding) for p in pieces),
+        crc,
+    )
+    return Tensor(
+        key, dtype, shape, stride, offset, storage, bool(meta["requires_grad"]), kind, (key,), tag
+    )

@@ -11,10 +11,12 @@ from typing import Any
 
 from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table
 from ckptool.errors import CkptError, NotACheckpoint, PickleInvalid
-from ckptool.formats.discover import Discoverer, Found, dict_items
+from ckptool.formats.dicts import dict_items
+from ckptool.formats.discover import Discoverer, Found
 from ckptool.formats.extras import top_extras
 from ckptool.formats.judge import CODE, Judge
-from ckptool.formats.torch_pickle import TensorReader, View
+from ckptool.formats.measures import View
+from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Obj, Walked
 from ckptool.pickles.walk import walk
@@ -113,10 +115,20 @@ def _notes(walked: Walked, tables: list[Table], reader: TensorReader) -> tuple[N
     for table in tables:
         if table.duplicate_keys:
             keys = ", ".join(f"'{key}'" for key in table.duplicate_keys[:5])
-            notes.append(Note("key-duplicate", f"set more than once in one dict: {keys}; torch keeps the last, other readers the first"))  # fmt: skip
+            notes.append(
+                Note(
+                    "key-duplicate",
+                    f"set more than once in one dict: {keys}; torch keeps the last, other readers the first",
+                )
+            )
         notes.extend(_look_alikes(table))
     if reader.two_dtypes:
-        notes.append(Note("storage-two-dtypes", f"storage {reader.two_dtypes[0]} is used with two dtypes; each tensor is shown with its own"))  # fmt: skip
+        notes.append(
+            Note(
+                "storage-two-dtypes",
+                f"storage {reader.two_dtypes[0]} is used with two dtypes; each tensor is shown with its own",
+            )
+        )
     for oddity, offset in walked.oddities.items():
         if oddity != "DUP":
             notes.append(Note("pickle-odd", f"an odd pickle: {oddity} (byte {offset:,})"))
@@ -132,7 +144,9 @@ def _look_alikes(table: Table) -> list[Note]:
 
     seen: dict[str, set[str]] = {}
     for tensor in table.tensors:
-        plain = "".join(c for c in normalize("NFC", tensor.key) if category(c) not in ("Cf", "Cc", "Mn"))  # fmt: skip
+        plain = "".join(
+            c for c in normalize("NFC", tensor.key) if category(c) not in ("Cf", "Cc", "Mn")
+        )
         seen.setdefault(plain, set()).add(tensor.key)
     twins = [keys for keys in seen.values() if len(keys) > 1]
     if not twins:

@@ -13,10 +13,20 @@ from typing import Any
 
 from ckptool.checkpoint import Path, Table, Tensor
 from ckptool.errors import CkptError, LimitExceeded
-from ckptool.formats.judge import inert_raw
-from ckptool.formats.torch_pickle import TensorReader, array_shape, global_name, named
+from ckptool.formats.dicts import (
+    SCALARS,
+    Rows,
+    dict_items,
+    key_text,
+    metadata_of,
+    module_parts,
+    reconstructed,
+    texts_of,
+)
+from ckptool.formats.measures import array_shape, global_name, named
+from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
-from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, pairs, text_of
+from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, text_of
 
 _SKIP = re.compile(
     r"optim|sched|scaler|(^|_)rng|loss|criterion|callback|loops|args|cfg|config|hyper|meta$|history|(^|_)amp(_|$)"
@@ -25,7 +35,6 @@ _RANK = ("state_dict", "model", "model_state_dict", "net", "network", "module", 
          "params", "model_state", "weights", "generator", "G", "netG", "netG_A", "teacher", "student",
          "ema", "ema_model", "model_ema", "state_dict_ema", "ema_state_dict")  # fmt: skip
 _NODES = frozenset((Box, Obj, Tup, Pers))
-_SCALARS = (int, float, bool, type(None))
 _SHARED = 10_000  # further names of submodules: they could multiply without end
 
 
@@ -37,58 +46,6 @@ class Found:
     tensors: list[Tensor] = field(default_factory=list)
     owners: dict[Path, Any] = field(default_factory=dict)
     weights: int | None = None
-
-
-Rows = list[tuple[Any, Any, int, int, int]]
-
-
-def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
-    """(key, value, key start, value start, end) of a dict-like node; None for another.
-
-    Python 2 wrote OrderedDict's items as a list of pairs among its arguments.
-    """
-    if type(node) is Box:
-        return list(pairs(node)) if node.kind == 0x7D else None
-    if type(node) is not Obj:
-        return None
-    args = items_of(node.args) or []
-    if global_name(node.fn) == "collections.OrderedDict" and args and type(args[0]) is Box:
-        return [row for row in map(_listed_pair, elements(args[0])) if row is not None]
-    if node.batches and any(batch.op in (0x75, 0x73) for batch in node.batches):
-        return list(pairs(node))
-    return [] if global_name(node.fn) == "collections.OrderedDict" else None
-
-
-def _listed_pair(element: tuple[Any, int, int]) -> tuple[Any, Any, int, int, int] | None:
-    node, _, _ = element
-    if type(node) is Box and node.kind == 0x5D:
-        parts = list(elements(node))
-        if len(parts) == 2:
-            return parts[0][0], parts[1][0], parts[0][1], parts[1][1], parts[1][2]
-    if type(node) is Tup and len(node.items) == 2:
-        return node.items[0], node.items[1], node.starts[0], node.starts[1], node.end
-    return None
-
-
-def state_items(node: Obj) -> dict[str, Any] | None:
-    """The dict BUILD gave an object, by text keys (the last wins); None without one."""
-    if node.state is None or type(node.state.value) is not Box:
-        return None
-    rows = dict_items(node.state.value)
-    return None if rows is None else {k: v for k, v, *_ in rows if type(k) is str}
-
-
-def key_text(key: Any) -> str:
-    """A dict key as text: strings as they are, other scalars as Python writes them."""
-    text = text_of(key)
-    if text is not None:
-        return text
-    raw = inert_raw(key)
-    if raw is not None:
-        return repr(raw)
-    if type(key) is Tup:
-        return f"({', '.join(key_text(item) if type(item) is not Tup else '…' for item in key.items[:8])})"  # fmt: skip
-    return repr(key) if type(key) in (*_SCALARS, tuple) else f"<{type(key).__name__.lower()}>"
 
 
 class Discoverer:
@@ -114,7 +71,9 @@ class Discoverer:
                 continue
             self.seen.add(id(node))
             if len(path) > self.limits.nesting:
-                raise LimitExceeded("nesting", f"containers inside each other, more than {self.limits.nesting} deep")  # fmt: skip
+                raise LimitExceeded(
+                    "nesting", f"containers inside each other, more than {self.limits.nesting} deep"
+                )
             if self._tensor(node, path):
                 continue
             rows = dict_items(node)
@@ -231,8 +190,10 @@ class Discoverer:
                 tensors.append(tensor)
             else:
                 rest.append((key, value))
-                containers += type(value) not in (*_SCALARS, str)
-        if not _is_state_dict(len(tensors), len(rows), containers, len(named)) or self._holds_weights(rest, len(tensors)):  # fmt: skip
+                containers += type(value) not in (*SCALARS, str)
+        if not _is_state_dict(
+            len(tensors), len(rows), containers, len(named)
+        ) or self._holds_weights(rest, len(tensors)):
             return None
         names = [tensor.key for tensor in tensors]
         return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
@@ -272,7 +233,7 @@ class Discoverer:
 
     def _module_table(self, node: Obj, path: Path) -> Table | None:
         tensors = tuple(self._module_tensors(node, path))
-        return Table(path, tensors, None, "module", global_name(node.fn) or _reconstructed(node))
+        return Table(path, tensors, None, "module", global_name(node.fn) or reconstructed(node))
 
     def _module_tensors(self, node: Obj, path: Path) -> Iterator[Tensor]:
         """The state_dict of a pickled module, in torch's order: own parameters, own
@@ -289,16 +250,22 @@ class Discoverer:
                 continue
             again += id(module) in seen
             if again > _SHARED or len(above) > self.limits.nesting:
-                raise LimitExceeded("nesting", f"more than {self.limits.nesting} modules inside each other, or {_SHARED:,} shared ones")  # fmt: skip
+                raise LimitExceeded(
+                    "nesting",
+                    f"more than {self.limits.nesting} modules inside each other, or {_SHARED:,} shared ones",
+                )
             seen.add(id(module))
             above |= {id(module)}
-            hidden = _texts_of(parts.get("_non_persistent_buffers_set"))
+            hidden = texts_of(parts.get("_non_persistent_buffers_set"))
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
                     tensor = self._member(value, path, prefix + key_text(key))
                     if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
                         yield tensor
-            below = [(value, f"{prefix}{key_text(key)}.", above) for key, value, *_ in dict_items(parts.get("_modules")) or ()]  # fmt: skip
+            below = [
+                (value, f"{prefix}{key_text(key)}.", above)
+                for key, value, *_ in dict_items(parts.get("_modules")) or ()
+            ]
             stack.extend(reversed(below))
 
     # -- which one is shown ------------------------------------------------------------------
@@ -345,46 +312,10 @@ def _twice(keys: list[str]) -> tuple[str, ...]:
 
 
 def _kind_word(value: Any) -> str:
-    if type(value) in (*_SCALARS, str):
+    if type(value) in (*SCALARS, str):
         return type(value).__name__
     if type(value) is Box:
         return {0x7D: "dict", 0x5D: "list"}.get(value.kind, "set")
     if type(value) is Obj:
         return global_name(value.fn) or "object"
     return {Tup: "tuple", Raw: "bytes", Pers: "storage"}.get(type(value), "value")
-
-
-def _texts_of(node: Any) -> frozenset[str]:
-    """The strings of a set node (protocol 2 writes set([…]))."""
-    if type(node) is Obj:
-        args = items_of(node.args) or []
-        node = args[0] if args else None
-    if type(node) is not Box:
-        return frozenset()
-    return frozenset(text for value, _, _ in elements(node) if (text := text_of(value)) is not None)
-
-
-def module_parts(node: Obj) -> dict[str, Any] | None:
-    """The attributes of a pickled nn.Module; None for another object."""
-    state = state_items(node)
-    if state is None or "_modules" not in state or "_parameters" not in state:
-        return None
-    return state
-
-
-def _reconstructed(node: Obj) -> str | None:
-    args = items_of(node.args) or []
-    return global_name(args[0]) if args else None
-
-
-def metadata_of(node: Any) -> dict[str, Any] | None:
-    """A state_dict's `_metadata`: module path to its plain values; None without one."""
-    if type(node) is not Obj:
-        return None
-    rows = dict_items((state_items(node) or {}).get("_metadata"))
-    if rows is None:
-        return None
-    return {
-        key_text(key): {key_text(k): v for k, v, *_ in dict_items(value) or () if type(v) in (*_SCALARS, str)}
-        for key, value, *_ in rows
-    }  # fmt: skip

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
-from ckptool.formats.discover import dict_items, key_text
-from ckptool.formats.torch_pickle import TensorReader, array_shape, device_text, global_name
+from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.measures import array_shape, device_text, global_name
+from ckptool.formats.torch_pickle import TensorReader
 from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
 
 _LEAVES, _DEPTH, _TEXT = 64, 4, 160
@@ -33,8 +34,17 @@ class Describer:
             return Extra(path, "optimizer", optimizer, _optimizer_text(optimizer))
         tensor = self.reader.tensor(node)
         if tensor is not None:
-            value = {"shape": list(tensor.shape or ()), "dtype": tensor.dtype.name if tensor.dtype else None, "device": tensor.device}  # fmt: skip
-            return Extra(path, "tensor", value, f"{value['dtype']} tensor {value['shape']} on {tensor.device}")  # fmt: skip
+            value = {
+                "shape": list(tensor.shape or ()),
+                "dtype": tensor.dtype.name if tensor.dtype else None,
+                "device": tensor.device,
+            }
+            return Extra(
+                path,
+                "tensor",
+                value,
+                f"{value['dtype']} tensor {value['shape']} on {tensor.device}",
+            )
         left = [_LEAVES]
         value = self._value(node, _DEPTH, left, frozenset())
         return Extra(path, _type_word(node), value, self._text(node, value))
@@ -84,7 +94,9 @@ class Describer:
         if not rows and type(node) is Obj and node.state is not None:
             rows = dict_items(node.state.value)
         if rows is not None:
-            return {key_text(k): self._value(v, depth, left, above) for k, v, *_ in rows[: _LEAVES + 1]}  # fmt: skip
+            return {
+                key_text(k): self._value(v, depth, left, above) for k, v, *_ in rows[: _LEAVES + 1]
+            }
         values = [value for value, *_ in elements(node)]
         if type(node) is Box or values:
             return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
@@ -109,16 +121,28 @@ class Describer:
                 tensor = self.reader.tensor(value)
                 if tensor is not None:
                     devices[tensor.device] = devices.get(tensor.device, 0) + 1
-        groups = [self._group(group) for group, *_ in elements(parts["param_groups"])] if type(parts["param_groups"]) is Box else []  # fmt: skip
+        groups = (
+            [self._group(group) for group, *_ in elements(parts["param_groups"])]
+            if type(parts["param_groups"]) is Box
+            else []
+        )
         family = next((word for name, word in _OPTIMIZERS if name in names), "optimizer")
-        return {"family": family, "groups": groups, "state_count": len(states), "state_names": list(names), "devices": devices}  # fmt: skip
+        return {
+            "family": family,
+            "groups": groups,
+            "state_count": len(states),
+            "state_names": list(names),
+            "devices": devices,
+        }
 
     def _group(self, node: Any) -> dict[str, Any]:
         group: dict[str, Any] = {}
         for key, value, *_ in dict_items(node) or ():
             name = key_text(key)
             if name in ("params", "param_names"):
-                group[f"{name}_count"] = sum(1 for _ in elements(value)) if type(value) is Box else 0
+                group[f"{name}_count"] = (
+                    sum(1 for _ in elements(value)) if type(value) is Box else 0
+                )
             elif len(group) < _LEAVES:
                 group[name] = self._value(value, 1, [_LEAVES], frozenset())
         return group
@@ -127,7 +151,11 @@ class Describer:
 def _optimizer_text(value: dict[str, Any]) -> str:
     groups = value["groups"]
     params = sum(group.get("params_count", 0) for group in groups)
-    words = [value["family"], f"{len(groups)} group{'s' * (len(groups) != 1)}", f"{params} parameters"]
+    words = [
+        value["family"],
+        f"{len(groups)} group{'s' * (len(groups) != 1)}",
+        f"{params} parameters",
+    ]
     buffers = [name for name in value["state_names"] if name != "step"]
     if buffers and value["devices"]:
         where = ", ".join(f"{device} ({count})" for device, count in value["devices"].items())
@@ -185,7 +213,9 @@ def _special(node: Obj) -> Any:
     if name in ("torch.Size", "__builtin__.set", "builtins.set") and args:
         inner = args[0]
         items = items_of(inner) if type(inner) is not Box else [v for v, *_ in elements(inner)]
-        return [_scalar(item) if type(item) in (int, float, str, bool) else "…" for item in items or ()]
+        return [
+            _scalar(item) if type(item) in (int, float, str, bool) else "…" for item in items or ()
+        ]
     return None
 
 
@@ -239,5 +269,3 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
         if path not in held:
             found.append(describer.extra(value, path))
     return tuple(found)
-
-

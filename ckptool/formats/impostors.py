@@ -32,7 +32,9 @@ _MAGIC = (
 def name_impostor(source: Source, head: bytes) -> CkptError:
     """The error that says what `source` is, from its first 512 bytes."""
     if not head:
-        return NotACheckpoint("an empty file", path=source.name, hint="the save or the download failed; make it again")  # fmt: skip
+        return NotACheckpoint(
+            "an empty file", path=source.name, hint="the save or the download failed; make it again"
+        )
     for magic, what, hint in _MAGIC:
         if head.startswith(magic):
             return NotACheckpoint(f"not a checkpoint: {what}", path=source.name, hint=hint)
@@ -40,7 +42,9 @@ def name_impostor(source: Source, head: bytes) -> CkptError:
         found = judge(source, head)
         if found is not None:
             return found
-    return NotACheckpoint(f"not a checkpoint: it begins with the bytes {head[:8].hex(' ')}", path=source.name)  # fmt: skip
+    return NotACheckpoint(
+        f"not a checkpoint: it begins with the bytes {head[:8].hex(' ')}", path=source.name
+    )
 
 
 def _lfs(source: Source, head: bytes) -> CkptError | None:
@@ -49,7 +53,11 @@ def _lfs(source: Source, head: bytes) -> CkptError | None:
     size = next((line[5:] for line in head.splitlines() if line.startswith(b"size ")), b"")
     digits = size.decode("ascii", "replace")
     what = f" for {int(digits):,} bytes" if digits.isdecimal() and len(digits) < 20 else ""
-    return NotACheckpoint(f"not a checkpoint: a git-lfs pointer{what}, not the file itself", path=source.name, hint="run git lfs pull")  # fmt: skip
+    return NotACheckpoint(
+        f"not a checkpoint: a git-lfs pointer{what}, not the file itself",
+        path=source.name,
+        hint="run git lfs pull",
+    )
 
 
 def _markup(source: Source, head: bytes) -> CkptError | None:
@@ -66,7 +74,11 @@ def _markup(source: Source, head: bytes) -> CkptError | None:
             stop = inner.lower().find(closing)
             title = f' ("{_one_line(inner[:stop] if stop >= 0 else inner)}")'
             break
-    return NotACheckpoint(f"not a checkpoint: {kind}, {source.size:,} bytes{title}", path=source.name, hint="the download saved a web page instead of the file")  # fmt: skip
+    return NotACheckpoint(
+        f"not a checkpoint: {kind}, {source.size:,} bytes{title}",
+        path=source.name,
+        hint="the download saved a web page instead of the file",
+    )
 
 
 def _one_line(data: bytes) -> str:
@@ -76,26 +88,40 @@ def _one_line(data: bytes) -> str:
 def _json(source: Source, head: bytes) -> CkptError | None:
     if not head.lstrip().startswith((b"{", b"[")):
         return None
-    return NotACheckpoint(f"not a checkpoint: JSON text: {_one_line(head.lstrip()[:60])}", path=source.name, hint="a server's error message may have been saved instead of the file")  # fmt: skip
+    return NotACheckpoint(
+        f"not a checkpoint: JSON text: {_one_line(head.lstrip()[:60])}",
+        path=source.name,
+        hint="a server's error message may have been saved instead of the file",
+    )
 
 
 def _onnx(source: Source, head: bytes) -> CkptError | None:
     if head[:1] == b"\x08" and b"pytorch" in head[:64]:
-        return NotACheckpoint("not a checkpoint: an ONNX model", path=source.name, hint="open it with onnx")
+        return NotACheckpoint(
+            "not a checkpoint: an ONNX model", path=source.name, hint="open it with onnx"
+        )
     return None
 
 
 def _zeros(source: Source, head: bytes) -> CkptError | None:
     if head.strip(b"\0"):
         return None
-    return NotACheckpoint(f"{source.size:,} bytes that begin with zeros: preallocated and never written", path=source.name, hint="download it again")  # fmt: skip
+    return NotACheckpoint(
+        f"{source.size:,} bytes that begin with zeros: preallocated and never written",
+        path=source.name,
+        hint="download it again",
+    )
 
 
 def _zip_later(source: Source, head: bytes) -> CkptError | None:
     at = head.find(b"PK\3\4")
     if at < 0:
         return None
-    return NotACheckpoint(f"not a checkpoint: a zip starts at byte {at:,}, something stands before it", path=source.name, hint=f"cut off the first {at:,} bytes if you trust the file")  # fmt: skip
+    return NotACheckpoint(
+        f"not a checkpoint: a zip starts at byte {at:,}, something stands before it",
+        path=source.name,
+        hint=f"cut off the first {at:,} bytes if you trust the file",
+    )
 
 
 def _text(source: Source, head: bytes) -> CkptError | None:
@@ -109,5 +135,3 @@ def _text(source: Source, head: bytes) -> CkptError | None:
         return Truncated(f"only {source.size} bytes", path=source.name, hint="download it again")
     first = text.splitlines()[0][:60]
     return NotACheckpoint(f"not a checkpoint: a text file: {first!r}", path=source.name)
-
-

@@ -11,7 +11,8 @@ from typing import Any
 
 from ckptool.checkpoint import Global
 from ckptool.errors import CkptError
-from ckptool.formats.torch_pickle import BUILDERS, storage_dtype
+from ckptool.formats.measures import storage_dtype
+from ckptool.formats.rebuild import BUILDERS
 from ckptool.formats.vetted import (
     BY_ARGUMENTS,
     CALLS,
@@ -57,7 +58,9 @@ class Judge:
     (torch.storage._load_from_bytes of a literal).
     """
 
-    def __init__(self, walked: Walked, member: str = "data.pkl", nested: Iterable[int] = ()) -> None:
+    def __init__(
+        self, walked: Walked, member: str = "data.pkl", nested: Iterable[int] = ()
+    ) -> None:
         self.walked = walked
         self.member = member
         self.nested = frozenset(nested)
@@ -119,7 +122,9 @@ class Judge:
             return CODE, "called in an unusual way"
         row = CALLS.get(full)
         if row is not None:
-            return (KNOWN, "") if self._fits(row, args, call) else (CODE, "called in an unusual way")
+            return (
+                (KNOWN, "") if self._fits(row, args, call) else (CODE, "called in an unusual way")
+            )
         if full == "torch.storage._load_from_bytes":
             return (KNOWN, "") if id(call) in self.nested else (CODE, "loads a pickle")
         if full == "copyreg._reconstructor":
@@ -153,7 +158,11 @@ class Judge:
         module, name = mapped(args[at], self.walked.protocol)
         self._take_class(args[at], call)
         known = f"{module}.{name}" in REFERENCES or module.startswith("torch.")
-        self._say(f"{module}.{name}", KNOWN if known else FOREIGN if is_foreign(module) else CODE, call.end)  # fmt: skip
+        self._say(
+            f"{module}.{name}",
+            KNOWN if known else FOREIGN if is_foreign(module) else CODE,
+            call.end,
+        )
         return True
 
     def _fits(self, row: tuple[Check, str, bool], args: list[Any], call: Obj) -> bool:
@@ -171,7 +180,10 @@ class Judge:
         if len(args) != 3 or type(args[0]) is not GlobalNode or args[2] is not None:
             return CODE, "called in an unusual way"
         base = args[1]
-        if type(base) is not GlobalNode or mapped(base, self.walked.protocol) != ("builtins", "object"):
+        if type(base) is not GlobalNode or mapped(base, self.walked.protocol) != (
+            "builtins",
+            "object",
+        ):
             return CODE, "called in an unusual way"
         self._take_class(args[0], call)
         module, name = mapped(args[0], self.walked.protocol)
@@ -240,7 +252,9 @@ class Judge:
             for child in children(node):
                 held = _embedded_class(child)
                 if id(held) in bound and not _made_by(node, child):
-                    self._say(".".join(mapped(held, protocol)), CODE, held.offset, "named as a value")
+                    self._say(
+                        ".".join(mapped(held, protocol)), CODE, held.offset, "named as a value"
+                    )
                 elif held is child:
                     stack.append(child)
 
@@ -262,7 +276,10 @@ def _attribute(node: Any, protocol: int) -> tuple[str, str] | None:
     return module, f"{name}.{args[1]}"
 
 
-_ANY_ARGUMENTS = frozenset(name for name, row in CALLS.items() if row[0] is any_arguments) - CLASS_ARGUMENT.keys()  # fmt: skip
+_ANY_ARGUMENTS = (
+    frozenset(name for name, row in CALLS.items() if row[0] is any_arguments)
+    - CLASS_ARGUMENT.keys()
+)
 
 
 def _usual_kind(call: Obj) -> bool | None:

@@ -9,8 +9,9 @@ from ckptool.checkpoint import Checkpoint, DType, Global, Piece
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge, inert_raw
+from ckptool.formats.measures import View, global_name
 from ckptool.formats.torch_legacy import read_nested
-from ckptool.formats.torch_pickle import Located, TensorReader, View, global_name
+from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Obj, Raw, items_of
 from ckptool.places import Source
@@ -28,7 +29,9 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     Raises LimitExceeded for a pickle above `limits.pickle_bytes`.
     """
     if source.size > limits.pickle_bytes:
-        raise LimitExceeded("pickle-bytes", f"a bare pickle of {source.size:,} bytes", path=source.name)  # fmt: skip
+        raise LimitExceeded(
+            "pickle-bytes", f"a bare pickle of {source.size:,} bytes", path=source.name
+        )
     walked = walk_checked(source.read(0, source.size), 0, limits, "the pickle")
     nested = _Nested(source, limits)
     reader = TensorReader(_nowhere, limits)
@@ -91,11 +94,15 @@ class _Nested:
         try:
             storage, span, verdicts = read_nested(data, self.limits)
         except CkptError as error:
-            raise PickleInvalid(f"a stream inside the pickle: {error.text}", offset=call.end) from None
+            raise PickleInvalid(
+                f"a stream inside the pickle: {error.text}", offset=call.end
+            ) from None
         self.verdicts = list(_merged([*self.verdicts, *verdicts]))
         key = f"{call.end}/{storage.key}"
         if at is not None and span.size:
             self.layout[key] = (Piece(0, self.source.absolute(Span(at + span.offset, span.size))),)
         else:
             self.layout[key] = ()
-        return View(self.reader.add_storage(key, storage.dtype, storage.count, storage.device, call))
+        return View(
+            self.reader.add_storage(key, storage.dtype, storage.count, storage.device, call)
+        )

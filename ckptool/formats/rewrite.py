@@ -13,9 +13,10 @@ from typing import Any
 from ckptool.checkpoint import Changes, Checkpoint, Path
 from ckptool.errors import KeyDuplicate, PickleInvalid, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.discover import dict_items, state_items
+from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.judge import CODE
-from ckptool.formats.torch_pickle import DEVICE_ARGUMENT, device_text, global_name
+from ckptool.formats.measures import device_text, global_name
+from ckptool.formats.rebuild import DEVICE_ARGUMENT
 from ckptool.pickles.check import check_rewrite
 from ckptool.pickles.downgrade import add_spellings
 from ckptool.pickles.nodes import (
@@ -80,7 +81,9 @@ def refuse_unsafe(checkpoint: Checkpoint, changes: Changes) -> None:
 def _refuse_duplicates(checkpoint: Checkpoint) -> None:
     for table in checkpoint.tables:
         for key in table.duplicate_keys:
-            raise KeyDuplicate("one dict sets this key more than once, readers disagree on which counts", key=key)  # fmt: skip
+            raise KeyDuplicate(
+                "one dict sets this key more than once, readers disagree on which counts", key=key
+            )
 
 
 def _spliced(walked: Walked, edits: Edits, result: Rewritten) -> bytes:
@@ -293,5 +296,3 @@ def _named_children(node: Any, path: Path) -> Iterator[tuple[Any, Path]]:
             yield from _named_children(inner, path)
         else:
             yield inner, path
-
-

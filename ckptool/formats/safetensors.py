@@ -38,7 +38,11 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     if size > limits.header_bytes:
         raise LimitExceeded("header-bytes", f"a header of {size:,} bytes", path=source.name)
     if size < 2 or size > source.size - 8:
-        raise Truncated(f"the header should have {size:,} bytes, the file has {source.size - 8:,} after its length", path=source.name, hint=_AGAIN)  # fmt: skip
+        raise Truncated(
+            f"the header should have {size:,} bytes, the file has {source.size - 8:,} after its length",
+            path=source.name,
+            hint=_AGAIN,
+        )
     header = parse_header(source.read(8, size))
     metadata = header.pop("__metadata__", None)
     notes: list[Note] = []
@@ -60,7 +64,9 @@ def parse_header(data: bytes) -> dict[str, Any]:
     if data[:1] != b"{":
         raise HeaderInvalid("the header does not begin with '{'", offset=8)
     try:
-        header = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        header = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant
+        )
         if b"\\u" in data:
             json.dumps(header, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except RecursionError:
@@ -77,7 +83,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise HeaderInvalid("a name stands twice in the header: readers disagree on which counts", key=twice)  # fmt: skip
+        raise HeaderInvalid(
+            "a name stands twice in the header: readers disagree on which counts", key=twice
+        )
     return found
 
 
@@ -96,21 +104,32 @@ def _row(key: str, value: Any, notes: list[Note], limits: Limits) -> Row:
     if not isinstance(value, dict) or not value.keys() >= _FIELDS:
         raise HeaderInvalid("an entry without dtype, shape and data_offsets", key=key)
     if len(value) > len(_FIELDS):
-        notes.append(Note("header-extra-field", f"'{key}' has fields that safetensors does not know; they are ignored"))  # fmt: skip
+        notes.append(
+            Note(
+                "header-extra-field",
+                f"'{key}' has fields that safetensors does not know; they are ignored",
+            )
+        )
     dtype = BY_SAFETENSORS.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None:
         raise HeaderInvalid(f"the dtype {str(value['dtype'])[:20]!r} does not exist", key=key)
     shape, offsets = value["shape"], value["data_offsets"]
     if not _whole(shape) or not _whole(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
-        raise HeaderInvalid("shape and data_offsets must be lists of whole numbers, in order", key=key)  # fmt: skip
+        raise HeaderInvalid(
+            "shape and data_offsets must be lists of whole numbers, in order", key=key
+        )
     if len(shape) > limits.rank:
         raise LimitExceeded("rank", f"a tensor of {len(shape):,} dimensions", key=key)
     count, bits = _count(shape, key), 4 if dtype.safetensors == "F4" else dtype.bits
     if count * bits != 8 * (offsets[1] - offsets[0]):
-        raise HeaderInvalid(f"{offsets[1] - offsets[0]:,} bytes for {count:,} elements of {dtype.name}", key=key)  # fmt: skip
+        raise HeaderInvalid(
+            f"{offsets[1] - offsets[0]:,} bytes for {count:,} elements of {dtype.name}", key=key
+        )
     if dtype.safetensors == "F4" and shape:
         if shape[-1] % 2:
-            raise HeaderInvalid("two 4-bit numbers share a byte: the last size must be even", key=key)
+            raise HeaderInvalid(
+                "two 4-bit numbers share a byte: the last size must be even", key=key
+            )
         shape = [*shape[:-1], shape[-1] // 2]
     return key, dtype, tuple(shape), offsets[0], offsets[1]
 
@@ -151,7 +170,9 @@ def _tensor(source: Source, row: Row, base: int) -> Tensor:
     span = source.absolute(Span(base + begin, end - begin))
     pieces = (Piece(0, span),) if span.size else ()
     storage = Storage(key, dtype, span.size // dtype.size_bytes, "cpu", pieces)
-    return Tensor(key, dtype, shape, tuple(reversed(stride)), 0, storage, None, "tensor", (key,), "cpu")  # fmt: skip
+    return Tensor(
+        key, dtype, shape, tuple(reversed(stride)), 0, storage, None, "tensor", (key,), "cpu"
+    )
 
 
 def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:

@@ -14,7 +14,8 @@ from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Storage
 from ckptool.errors import HeaderInvalid, PickleInvalid, StorageSize, Truncated
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.torch_pickle import Located, TensorReader, View, storage_dtype, whole
+from ckptool.formats.measures import View, storage_dtype, whole
+from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.formats.torch_zip import cut_error
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Box, Pers, Walked, elements, items_of, text_of
@@ -57,14 +58,39 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
 
     reader = TensorReader(resolve, limits)
     reader.persistent = lambda node: _module_or_storage(reader, node)
-    verdicts = tuple(g for walked, name in zip(pickles, _PARTS, strict=True) for g in Judge(walked, name).run())  # fmt: skip
+    verdicts = tuple(
+        g for walked, name in zip(pickles, _PARTS, strict=True) for g in Judge(walked, name).run()
+    )
     notes: tuple[Note, ...] = (Note("no-checksums", "a legacy stream records no checksums"),)
     if end < source.size:
-        notes += (Note("trailing-bytes", f"{source.size - end:,} bytes after the last storage; torch reads none of them, a rewrite leaves them out"),)  # fmt: skip
-    checkpoint = assemble(source, NAME, main, reader, limits, container=Stream(pickles, end), notes=notes, judged=verdicts)  # fmt: skip
+        notes += (
+            Note(
+                "trailing-bytes",
+                f"{source.size - end:,} bytes after the last storage; torch reads none of them, a rewrite leaves them out",
+            ),
+        )
+    checkpoint = assemble(
+        source,
+        NAME,
+        main,
+        reader,
+        limits,
+        container=Stream(pickles, end),
+        notes=notes,
+        judged=verdicts,
+    )
     if end > source.size:
-        lost = [t.key for t in checkpoint.tensors if t.storage and any(p.span.end > source.size for p in t.storage.pieces)]  # fmt: skip
-        raise cut_error(source, len(checkpoint.tensors), lost, f"cut at {source.size:,} bytes: {end - source.size:,} bytes are missing")  # fmt: skip
+        lost = [
+            t.key
+            for t in checkpoint.tensors
+            if t.storage and any(p.span.end > source.size for p in t.storage.pieces)
+        ]
+        raise cut_error(
+            source,
+            len(checkpoint.tensors),
+            lost,
+            f"cut at {source.size:,} bytes: {end - source.size:,} bytes are missing",
+        )
     return checkpoint
 
 
@@ -75,14 +101,20 @@ def read_nested(data: bytes, limits: Limits) -> tuple[Storage, Span, list[Global
     pickles = _walk_all(data, limits)
     _check_head(pickles)
     main = pickles[3]
-    layout, end = _lay_out(BytesSource(data, "bytes"), _storage_keys(pickles[4]), _declared_sizes(main), pickles[4].end)  # fmt: skip
+    layout, end = _lay_out(
+        BytesSource(data, "bytes"), _storage_keys(pickles[4]), _declared_sizes(main), pickles[4].end
+    )
     if end > len(data):
         raise Truncated("it is cut")
     reader = TensorReader(lambda key, dtype, count: ((), None), limits)
     found = reader.view(main.root)
     if type(found) is not View:
         raise PickleInvalid("it holds no storage")
-    verdicts = [g for walked, name in zip(pickles, _PARTS, strict=True) for g in Judge(walked, f"{name} of a nested stream").run()]  # fmt: skip
+    verdicts = [
+        g
+        for walked, name in zip(pickles, _PARTS, strict=True)
+        for g in Judge(walked, f"{name} of a nested stream").run()
+    ]
     return found.storage, layout[found.storage.key], verdicts
 
 
@@ -94,12 +126,19 @@ def _read_pickles(source: Source, limits: Limits) -> tuple[Walked, ...]:
         try:
             return _walk_all(data, limits)
         except PickleInvalid as error:
-            cut = (error.offset or 0) >= size - 16 or "bytes left" in error.text or "without STOP" in error.text  # fmt: skip
+            cut = (
+                (error.offset or 0) >= size - 16
+                or "bytes left" in error.text
+                or "without STOP" in error.text
+            )
             if size < source.size and cut and size <= limits.pickle_bytes:
                 size = min(source.size, size * 4)
                 continue
             if cut and error.text.startswith("the pickle ends without STOP"):
-                raise Truncated(f"the file is cut at {source.size:,} bytes, inside its {error.member}", hint="download it again") from None  # fmt: skip
+                raise Truncated(
+                    f"the file is cut at {source.size:,} bytes, inside its {error.member}",
+                    hint="download it again",
+                ) from None
             raise
 
 
@@ -124,7 +163,9 @@ def _storage_keys(walked: Walked) -> list[str]:
     root = walked.root
     keys = [text_of(key) for key, _, _ in elements(root)] if type(root) is Box else [None]
     if None in keys or len(set(keys)) < len(keys):
-        raise HeaderInvalid("the list of storage keys is not a list of different texts", offset=walked.start)  # fmt: skip
+        raise HeaderInvalid(
+            "the list of storage keys is not a list of different texts", offset=walked.start
+        )
     return [key for key in keys if key is not None]
 
 

@@ -13,14 +13,8 @@ from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Tensor
 from ckptool.errors import HeaderInvalid, LimitExceeded, NotACheckpoint, PickleInvalid, Truncated
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.torch_pickle import (  # fmt: skip
-    Located,
-    TensorReader,
-    View,
-    check_bounds,
-    storage_dtype,
-    whole,
-)
+from ckptool.formats.measures import View, check_bounds, storage_dtype, whole
+from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Global as GlobalNode
 from ckptool.pickles.nodes import Pers, Walked, items_of, text_of
@@ -43,7 +37,11 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     members = tar_members(source, limits)
     if any(name not in members for name in _WANTED):
         names = ", ".join(f"'{name}'" for name in list(members)[:5])
-        raise NotACheckpoint(f"a tar archive that contains {names or 'nothing'}", path=source.name, hint="unpack it with tar -xf, then give what is inside")  # fmt: skip
+        raise NotACheckpoint(
+            f"a tar archive that contains {names or 'nothing'}",
+            path=source.name,
+            hint="unpack it with tar -xf, then give what is inside",
+        )
     state = _Reading(source, limits)
     state.read_storages(source.window(members["storages"]))
     state.read_tensors(source.window(members["tensors"]))
@@ -52,7 +50,9 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     state.judge(walked, "pickle")
     state.reader.persistent = state.persistent
     notes = (Note("no-checksums", "a tar of torch 0.1 records no checksums"),)
-    return assemble(source, NAME, walked, state.reader, limits, notes=notes, judged=tuple(state.verdicts))  # fmt: skip
+    return assemble(
+        source, NAME, walked, state.reader, limits, notes=notes, judged=tuple(state.verdicts)
+    )
 
 
 def tar_members(source: Source, limits: Limits) -> dict[str, Span]:
@@ -67,13 +67,17 @@ def tar_members(source: Source, limits: Limits) -> dict[str, Span]:
         size, kind = _size(header[124:136]), header[156:157]
         data = Span(at + _BLOCK, size)
         if data.end > source.size:
-            raise Truncated(f"the tar member '{name}' is cut", path=source.name, hint="download it again")  # fmt: skip
+            raise Truncated(
+                f"the tar member '{name}' is cut", path=source.name, hint="download it again"
+            )
         if kind in (b"0", b"\0"):
             if name in members:
                 raise HeaderInvalid(f"the tar member '{name}' stands twice", offset=at)
             members[name] = data
         elif name in _WANTED:
-            raise HeaderInvalid(f"the tar member '{name}' is a link or a device, not a file", offset=at)
+            raise HeaderInvalid(
+                f"the tar member '{name}' is a link or a device, not a file", offset=at
+            )
         if len(members) > limits.entry_count:
             raise LimitExceeded("entries", "too many tar members")
         at = data.offset + -(-size // _BLOCK) * _BLOCK
@@ -109,9 +113,13 @@ class _Reading:
     def judge(self, walked: Walked, member: str) -> None:
         """Add the verdicts on one of the many pickles."""
         known = {(g.name, g.verdict) for g in self.verdicts}
-        self.verdicts += [g for g in Judge(walked, member).run() if (g.name, g.verdict) not in known]
+        self.verdicts += [
+            g for g in Judge(walked, member).run() if (g.name, g.verdict) not in known
+        ]
 
-    def _next(self, window: Source, at: int, member: str, most: int = _PICKLE_BYTES) -> tuple[Any, int]:  # fmt: skip
+    def _next(
+        self, window: Source, at: int, member: str, most: int = _PICKLE_BYTES
+    ) -> tuple[Any, int]:
         if at >= window.size:
             raise Truncated(f"the tar member '{member}' ends early", hint="download it again")
         data = window.read(at, min(most, window.size - at))
@@ -129,12 +137,16 @@ class _Reading:
                 raise PickleInvalid("a storage that is not (key, location, type)")
             dtype = storage_dtype(items[-1], None)
             elements = unpack("<q", window.read(at, 8))[0]
-            span = Span(at + 8, whole(elements, "the element count of a storage", None) * dtype.size_bytes)  # fmt: skip
+            span = Span(
+                at + 8, whole(elements, "the element count of a storage", None) * dtype.size_bytes
+            )
             key = _name(items[0])
             self.layout[key] = window.absolute(span)
             window.window(span)
             device = text_of(items[1]) if len(items) == 3 else "cpu"
-            self.views[key] = View(self.reader.add_storage(key, dtype, elements, device or "cpu", None))  # fmt: skip
+            self.views[key] = View(
+                self.reader.add_storage(key, dtype, elements, device or "cpu", None)
+            )
             at = span.end
         if at < window.size:
             self._read_views(self._next(window, at, "storages", self.limits.pickle_bytes)[0])
@@ -178,7 +190,18 @@ class _Reading:
         stride = tuple(whole(n, "the stride of a tensor", None) for n in numbers[rank : 2 * rank])
         offset = whole(numbers[-1], "the offset of a tensor", None) + view.offset
         check_bounds(shape, stride, offset, view.storage.count, None)
-        return Tensor("", view.storage.dtype, shape, stride, offset, view.storage, False, "tensor", (), view.storage.device)  # fmt: skip
+        return Tensor(
+            "",
+            view.storage.dtype,
+            shape,
+            stride,
+            offset,
+            view.storage,
+            False,
+            "tensor",
+            (),
+            view.storage.device,
+        )
 
     def persistent(self, node: Pers) -> View | Tensor | None:
         """The id of a tensor or storage as text; a class comes with its source."""

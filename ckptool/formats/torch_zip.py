@@ -51,7 +51,11 @@ class Archive:
         if entry is None:
             raise StorageSize(f"{what} is not in the file: no record '{name}'", hint=_AGAIN)
         if entry.size != size_bytes:
-            raise StorageSize(f"{what} has {entry.size:,} bytes, its tensors need {size_bytes:,}", member=name, hint=_AGAIN)  # fmt: skip
+            raise StorageSize(
+                f"{what} has {entry.size:,} bytes, its tensors need {size_bytes:,}",
+                member=name,
+                hint=_AGAIN,
+            )
         if entry.method:
             encoding = "deflated" if encoding == "stored" else "deflated-swapped"
         span = Span(entry.data_offset, entry.compressed_size)
@@ -76,14 +80,23 @@ def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = Non
     walked = walk_checked(data, 0, limits, "data.pkl")
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
-        return archive.located(f"data/{key}", encoding, count * dtype.size_bytes, f"storage '{key}'")  # fmt: skip
+        return archive.located(
+            f"data/{key}", encoding, count * dtype.size_bytes, f"storage '{key}'"
+        )
 
     reader = TensorReader(resolve, limits)
     notes: tuple[Note, ...] = ()
     if walked.end != len(data):
-        notes += (Note("bytes-after-stop", f"{len(data) - walked.end:,} bytes after the end of data.pkl; no loader reads them"),)  # fmt: skip
+        notes += (
+            Note(
+                "bytes-after-stop",
+                f"{len(data) - walked.end:,} bytes after the end of data.pkl; no loader reads them",
+            ),
+        )
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
-    return assemble(source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits)  # fmt: skip
+    return assemble(
+        source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits
+    )
 
 
 def _is_big_endian(archive: Archive) -> bool:
@@ -99,10 +112,14 @@ def _check_version(archive: Archive) -> None:
     """Torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
     name = "version" if archive.find("version") else ".data/version"
     if archive.find(name) is None:
-        raise HeaderInvalid("no version record: torch cannot read this archive", path=archive.source.name)  # fmt: skip
+        raise HeaderInvalid(
+            "no version record: torch cannot read this archive", path=archive.source.name
+        )
     text = archive.read(name)[:20].strip()
     if not text.isdigit() or not 1 <= int(text) <= 10:
-        raise HeaderInvalid(f"archive version {text!r} does not exist (1 to 10 do)", path=archive.source.name)  # fmt: skip
+        raise HeaderInvalid(
+            f"archive version {text!r} does not exist (1 to 10 do)", path=archive.source.name
+        )
 
 
 # -- cut files ---------------------------------------------------------------------------------
@@ -114,7 +131,11 @@ def _cut(source: Source, limits: Limits, error: Truncated) -> CkptError:
     whole = {name: span for name, span, complete in found if complete}
     data = next((span for name, span in whole.items() if name.endswith("/data.pkl")), None)
     if data is None:
-        return Truncated(f"the file is cut at {source.size:,} bytes, before the end of its data.pkl", path=source.name, hint="download it again")  # fmt: skip
+        return Truncated(
+            f"the file is cut at {source.size:,} bytes, before the end of its data.pkl",
+            path=source.name,
+            hint="download it again",
+        )
     top = next(name for name in whole if name.endswith("/data.pkl"))[: -len("data.pkl")]
     try:
         walked = walk_checked(source.read(data.offset, data.size), 0, limits, "data.pkl")
@@ -122,8 +143,12 @@ def _cut(source: Source, limits: Limits, error: Truncated) -> CkptError:
         checkpoint = assemble(source, NAME, walked, reader, limits)
     except CkptError:
         return error
-    lost = [t.key for t in checkpoint.tensors if t.storage and f"{top}data/{t.storage.key}" not in whole]  # fmt: skip
-    return cut_error(source, len(checkpoint.tensors), lost, f"cut at {source.size:,} bytes: no zip directory")  # fmt: skip
+    lost = [
+        t.key for t in checkpoint.tensors if t.storage and f"{top}data/{t.storage.key}" not in whole
+    ]
+    return cut_error(
+        source, len(checkpoint.tensors), lost, f"cut at {source.size:,} bytes: no zip directory"
+    )
 
 
 def cut_error(source: Source, count: int, lost: list[str], what: str) -> Truncated:

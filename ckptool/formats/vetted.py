@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptool.checkpoint import DTYPE_ALIASES
-from ckptool.formats.torch_pickle import BUILDERS
+from ckptool.formats.rebuild import BUILDERS
 from ckptool.pickles.nodes import Global as GlobalNode
 from ckptool.pickles.nodes import text_of
 
@@ -49,7 +49,12 @@ def _factory(args: list[Any]) -> bool:
 
 def _array_parts(args: list[Any]) -> bool:
     """_reconstruct(ndarray, (0,), b'b')."""
-    return len(args) == 3 and type(args[0]) is GlobalNode and args[0].full == "numpy.ndarray" and _plain(args[1:])  # fmt: skip
+    return (
+        len(args) == 3
+        and type(args[0]) is GlobalNode
+        and args[0].full == "numpy.ndarray"
+        and _plain(args[1:])
+    )
 
 
 def any_arguments(args: list[Any]) -> bool:
@@ -62,7 +67,7 @@ DICT_STATE, TUPLE_STATE, _NO_STATE = "dict", "tuple", "none"
 
 # name -> (what its arguments must be, what BUILD may give it, whether items may be added)
 CALLS: dict[str, tuple[Check, str, bool]] = {
-    **{name: (any_arguments, TUPLE_STATE if name.endswith("Tensor") else _NO_STATE, False) for name in BUILDERS},  # fmt: skip
+    **{name: (any_arguments, TUPLE_STATE if name.endswith("Tensor") else _NO_STATE, False) for name in BUILDERS},
     "collections.OrderedDict": (_plain, DICT_STATE, True),
     "collections.defaultdict": (_factory, _NO_STATE, True),
     "collections.Counter": (_plain, DICT_STATE, True),
@@ -114,7 +119,9 @@ RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.dis
             "torch.distributed.remote_device.", "torch.distributed.checkpoint.metadata.",
             "torch._dynamo.decorators._DimRange")  # fmt: skip
 _SHARDED = "torch.distributed._shard.sharded_tensor"
-DOTTED = frozenset((f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING"))  # fmt: skip
+DOTTED = frozenset(
+    (f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING")
+)
 
 REFERENCES = frozenset((
     "typing.Any", "collections.OrderedDict", "collections.defaultdict", "torch.Tensor", "torch.Size",

@@ -56,7 +56,10 @@ def _code(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     rows = [row for row in checkpoint.globals if row.verdict == CODE]
     for row in rows[:50]:
         detail = f", {row.detail}" if row.detail and row.detail != "called" else ""
-        yield Note("unsafe-pickle", f"could run code: {row.name} at byte {row.offset:,} of {row.member}{detail}")  # fmt: skip
+        yield Note(
+            "unsafe-pickle",
+            f"could run code: {row.name} at byte {row.offset:,} of {row.member}{detail}",
+        )
     if len(rows) > 50:
         yield Note("unsafe-pickle", f"could run code: and {len(rows) - 50:,} more names")
 
@@ -72,20 +75,38 @@ def _restricted(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         foreign = [row.name for row in checkpoint.globals if row.verdict == FOREIGN]
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         what = "classes of other packages, inert here" if foreign else "plain data, no code"
-        yield Note("weights-only", f"torch.load refuses it unless weights_only=False, because of {listed} ({what})")  # fmt: skip
+        yield Note(
+            "weights-only",
+            f"torch.load refuses it unless weights_only=False, because of {listed} ({what})",
+        )
 
 
 def _module(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
-    if shown is None or shown.kind != "module" or checkpoint.format != "torch-zip" and checkpoint.format != "torch-legacy":  # fmt: skip
+    if (
+        shown is None
+        or shown.kind != "module"
+        or (checkpoint.format != "torch-zip" and checkpoint.format != "torch-legacy")
+    ):
         return
     name = f" of class {shown.class_name}" if shown.class_name else ""
-    yield Note("whole-model", f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict")  # fmt: skip
+    yield Note(
+        "whole-model",
+        f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict",
+    )
 
 
 def _protocol(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     walked = getattr(checkpoint.handle, "walked", None)
-    if walked is not None and walked.protocol >= 4 and checkpoint.format in ("torch-zip", "torch-legacy"):  # fmt: skip
-        yield Note("pickle-protocol", f"pickle protocol {walked.protocol}: torch.load's default (weights_only=True) refuses it; every convert writes protocol 2", _command(checkpoint, "--to-cpu"))  # fmt: skip
+    if (
+        walked is not None
+        and walked.protocol >= 4
+        and checkpoint.format in ("torch-zip", "torch-legacy")
+    ):
+        yield Note(
+            "pickle-protocol",
+            f"pickle protocol {walked.protocol}: torch.load's default (weights_only=True) refuses it; every convert writes protocol 2",
+            _command(checkpoint, "--to-cpu"),
+        )
 
 
 def _big_endian(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -107,18 +128,34 @@ def _devices(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if not away:
         return
     writes, command = _to_cpu(checkpoint, shown)
-    where = ", ".join(f"{tag or repr('')} ({n})" for tag, n in away.items()) if len(counts) > 1 else next(iter(away)) or "''"  # fmt: skip
-    strange = [tag for tag in away if tag.partition(":")[0].rstrip("0123456789") not in _KNOWN_DEVICES or tag == ""]  # fmt: skip
+    where = (
+        ", ".join(f"{tag or repr('')} ({n})" for tag, n in away.items())
+        if len(counts) > 1
+        else next(iter(away)) or "''"
+    )
+    strange = [
+        tag
+        for tag in away
+        if tag.partition(":")[0].rstrip("0123456789") not in _KNOWN_DEVICES or tag == ""
+    ]
     if strange:
-        yield Note("device-unknown", f"saved on {where}: torch knows no device '{strange[0]}' and cannot load it without map_location{writes}", command)  # fmt: skip
+        yield Note(
+            "device-unknown",
+            f"saved on {where}: torch knows no device '{strange[0]}' and cannot load it without map_location{writes}",
+            command,
+        )
         return
-    text = f"saved on {where}: torch.load fails on a machine without {_hardware(away)} unless map_location is given"  # fmt: skip
+    text = f"saved on {where}: torch.load fails on a machine without {_hardware(away)} unless map_location is given"
     if any(extra.type == "optimizer" for extra in checkpoint.extras):
         text += "; in a DDP resume every process would open that device"
     yield Note("device", text + writes, command)
     high = sorted(tag for tag in away if tag.startswith("cuda:") and tag != "cuda:0")
     if high:
-        yield Note("device-index", f"tagged {', '.join(high)}: a machine with fewer GPUs cannot load it as it is", _command(checkpoint, f"--map-location {quote(high[0])} cuda:0", "cuda0"))  # fmt: skip
+        yield Note(
+            "device-index",
+            f"tagged {', '.join(high)}: a machine with fewer GPUs cannot load it as it is",
+            _command(checkpoint, f"--map-location {quote(high[0])} cuda:0", "cuda0"),
+        )
 
 
 def _hardware(away: dict[str, int]) -> str:
@@ -176,7 +213,19 @@ def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Ite
         only_module = len(rows) == 1 and set(rows[0][0].split(".")) == {"module", ""}
         options = "--strip-module" if only_module else "--unwrap"
         slug = "module-prefix" if only_module else "wrapper"
-        yield Note(slug, "; ".join(dict.fromkeys(texts)), _command(checkpoint, options, "plain"))
+        works = _works(checkpoint, options[2:])
+        command = _command(checkpoint, options, "plain") if works else None
+        yield Note(slug, "; ".join(dict.fromkeys(texts)), command)
+
+
+def _works(checkpoint: Checkpoint, rule: str) -> bool:
+    """Whether the rule makes no two keys one, in any table."""
+    try:
+        for table in checkpoint.tables:
+            apply([Rule(rule)], [t.key for t in table.tensors] + [key for key, _ in table.others])
+    except CkptError:
+        return False
+    return True
 
 
 def _wrapper_text(row: tuple[str, int, int], counted: int, at: str) -> str:
@@ -185,12 +234,12 @@ def _wrapper_text(row: tuple[str, int, int], counted: int, at: str) -> str:
     by = " and ".join(dict.fromkeys(_WRAPPED_BY[part] for part in parts if part in _WRAPPED_BY))
     if not name.endswith("."):
         if parts[-1] == "module":
-            return f"'{name}.' inside {count:,} of {of:,} keys{at}: that part of the net was saved from DataParallel"  # fmt: skip
+            return f"'{name}.' inside {count:,} of {of:,} keys{at}: that part of the net was saved from DataParallel"
         return (
             f"'{name}' inside {count:,} of {of:,} keys{at}: a part of the net was saved from {by}"
         )
     if set(parts) == {"module"} and count < counted:
-        return f"{count:,} of {of:,} keys{at} start with '{name}', the others do not: --to-cpu leaves such names alone"  # fmt: skip
+        return f"{count:,} of {of:,} keys{at} start with '{name}', the others do not: --to-cpu leaves such names alone"
     every = "every key" if count >= counted else f"{count:,} of {of:,} keys"
     verb = "starts" if count >= counted else "start"
     return f"{every}{at} {verb} with '{name}': saved from {by}; a plain net calls them unexpected"
@@ -198,14 +247,21 @@ def _wrapper_text(row: tuple[str, int, int], counted: int, at: str) -> str:
 
 def _several(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if len(checkpoint.tables) > 1:
-        names = ", ".join(f"'{'.'.join(map(str, t.path))}' ({len(t.tensors)})" for t in checkpoint.tables[:8])  # fmt: skip
-        yield Note("several-tables", f"{len(checkpoint.tables)} sets of weights: {names}; --at PATH shows another")  # fmt: skip
+        names = ", ".join(
+            f"'{'.'.join(map(str, t.path))}' ({len(t.tensors)})" for t in checkpoint.tables[:8]
+        )
+        yield Note(
+            "several-tables",
+            f"{len(checkpoint.tables)} sets of weights: {names}; --at PATH shows another",
+        )
 
 
 def _none(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if checkpoint.weights is None:
         what = "tensors, but no state_dict" if checkpoint.tensors else "no tensors"
-        optimizer = any({"state", "param_groups"} <= {str(e.path[0]) for e in checkpoint.extras} for _ in (0,))  # fmt: skip
+        optimizer = any(
+            {"state", "param_groups"} <= {str(e.path[0]) for e in checkpoint.extras} for _ in (0,)
+        )
         yield Note("no-weights", f"{what}{': an optimizer state' if optimizer else ''}")
 
 
@@ -218,7 +274,10 @@ def _ties(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
             groups.setdefault(place, []).append(tensor.key)
     tied = [" = ".join(keys[:4]) for keys in groups.values() if len(keys) > 1]
     if tied:
-        yield Note("tied", f"one tensor under several names: {'; '.join(tied[:4])}{f' and {len(tied) - 4} more' if len(tied) > 4 else ''}")  # fmt: skip
+        yield Note(
+            "tied",
+            f"one tensor under several names: {'; '.join(tied[:4])}{f' and {len(tied) - 4} more' if len(tied) > 4 else ''}",
+        )
 
 
 def _views(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -229,11 +288,17 @@ def _views(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
             key = tensor.storage.key
             used[key] = min(used.get(key, 0) + tensor.size_bytes, tensor.storage.size_bytes)
             if tensor.size_bytes > max(tensor.storage.size_bytes, 1 << 20):
-                yield Note("stride-bomb", f"'{tensor.key}' is a view: {tensor.count:,} elements over {tensor.storage.size_bytes:,} bytes")  # fmt: skip
+                yield Note(
+                    "stride-bomb",
+                    f"'{tensor.key}' is a view: {tensor.count:,} elements over {tensor.storage.size_bytes:,} bytes",
+                )
     stored = sum(s.size_bytes for s in checkpoint.storages if s.key in used)
     needed = sum(used.values())
     if stored > 2 * needed and stored - needed > 4096:
-        yield Note("views", f"{stored:,} bytes stored, {needed:,} used by tensors: slices were saved with all that they were cut from")  # fmt: skip
+        yield Note(
+            "views",
+            f"{stored:,} bytes stored, {needed:,} used by tensors: slices were saved with all that they were cut from",
+        )
 
 
 def _others(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -243,9 +308,16 @@ def _others(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
 
 
 def _counters(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
-    found = [t.key for t in shown.tensors if t.key.rpartition(".")[2] in ("total_ops", "total_params")] if shown else []  # fmt: skip
+    found = (
+        [t.key for t in shown.tensors if t.key.rpartition(".")[2] in ("total_ops", "total_params")]
+        if shown
+        else []
+    )
     if found:
-        yield Note("profiler-counters", f"{len(found)} counters left by a FLOP profiler (total_ops, total_params): a net without them calls them unexpected; nothing is lost without them")  # fmt: skip
+        yield Note(
+            "profiler-counters",
+            f"{len(found)} counters left by a FLOP profiler (total_ops, total_params): a net without them calls them unexpected; nothing is lost without them",
+        )
 
 
 def _batch_norm(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -253,15 +325,26 @@ def _batch_norm(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if shown is None:
         return
     keys = {t.key for t in shown.tensors}
-    bare = [key[: -len("running_mean")] for key in keys if key.rpartition(".")[2] == "running_mean" and f"{key[: -len('running_mean')]}num_batches_tracked" not in keys]  # fmt: skip
+    bare = [
+        key[: -len("running_mean")]
+        for key in keys
+        if key.rpartition(".")[2] == "running_mean"
+        and f"{key[: -len('running_mean')]}num_batches_tracked" not in keys
+    ]
     if not bare:
         return
     versions = {str(path): entry.get("version") for path, entry in (shown.metadata or {}).items()}
     missed = sorted(p for p in bare if (versions.get(p.rstrip(".")) or 1) >= 2)
     if missed:
-        yield Note("batch-norm", f"no num_batches_tracked for {_some(missed)} though the file says layer version 2: torch calls them missing")  # fmt: skip
+        yield Note(
+            "batch-norm",
+            f"no num_batches_tracked for {_some(missed)} though the file says layer version 2: torch calls them missing",
+        )
     else:
-        yield Note("batch-norm", "no num_batches_tracked: saved before torch 0.4.1 or without layer versions, torch forgives it")  # fmt: skip
+        yield Note(
+            "batch-norm",
+            "no num_batches_tracked: saved before torch 0.4.1 or without layer versions, torch forgives it",
+        )
 
 
 def _some(names: list[str]) -> str:

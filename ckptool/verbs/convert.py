@@ -30,7 +30,8 @@ ACCELERATORS = ("cuda", "mps", "xpu", "hpu", "npu", "musa", "mtia", "xla", "priv
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the user asked for. `device` is 'cpu' or 'cuda:N'; `mapped` are (from, to) tags;
-    `rules` in the order given; `keep_module` leaves names alone under a device move."""
+    `rules` in the order given; `keep_module` leaves names alone under a device move.
+    """
 
     device: str | None = None
     mapped: tuple[tuple[str, str], ...] = ()
@@ -132,7 +133,9 @@ def _write(
     def verify(written: Source) -> None:
         read(written, limits)  # every size, bound and record once more, from the written bytes
 
-    done = write(plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told)  # fmt: skip
+    done = write(
+        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
+    )
     return done.findings
 
 
@@ -142,7 +145,9 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
     module = next((table for table in checkpoint.tables if table.kind == "module"), None)
     if "inspect-only" in checkpoint.traits:
         reason = "its code may hold devices of its own"
-        raise Unsupported(f"{checkpoint.format} can be inspected, not converted: {reason}", path=checkpoint.file)  # fmt: skip
+        raise Unsupported(
+            f"{checkpoint.format} can be inspected, not converted: {reason}", path=checkpoint.file
+        )
     if module is not None:
         where = f" (at '{path_name(module.path)}')" if module.path else ""
         raise Unsupported(
@@ -151,7 +156,9 @@ def refuse_kind(checkpoint: Checkpoint) -> None:
             hint="where its class can be imported: torch.save(model.state_dict(), 'net.pth')",
         )
     if checkpoint.format not in ("torch-zip", "torch-legacy"):
-        raise Unsupported(f"{checkpoint.format} files can be inspected, not converted", path=checkpoint.file)  # fmt: skip
+        raise Unsupported(
+            f"{checkpoint.format} files can be inspected, not converted", path=checkpoint.file
+        )
 
 
 def decide(
@@ -166,10 +173,17 @@ def decide(
     devices, arguments = _devices(checkpoint, tables, request)
     if request.mapped and not devices and not arguments:
         tags = ", ".join(f"'{old}'" for old, _ in request.mapped)
-        raise RuleMatchesNothing(f"no storage is tagged {tags}; nothing written", path=checkpoint.file)  # fmt: skip
+        raise RuleMatchesNothing(
+            f"no storage is tagged {tags}; nothing written", path=checkpoint.file
+        )
     flat = {key: new for (_, key), new in renames.items()}
     if request.device and not devices and not arguments and not renames:
-        notes += (Note("nothing-to-change", f"nothing to change: everything is on {request.device} and no key is renamed; the output is a copy"),)  # fmt: skip
+        notes += (
+            Note(
+                "nothing-to-change",
+                f"nothing to change: everything is on {request.device} and no key is renamed; the output is a copy",
+            ),
+        )
     changes = Changes(renames, devices, arguments, request.keep_unknown)
     return changes, flat, notes, _rename_words(request, bool(renames))
 
@@ -210,7 +224,7 @@ def _again(checkpoint: Checkpoint, request: Request, flags: str | None) -> str |
     device = {None: "", "cpu": " --to-cpu"}.get(
         request.device, f" --to-gpu {str(request.device)[5:]}"
     )
-    return f"ckptool convert {quote(checkpoint.file)}{device} {flags} -o {quote(suffixed(checkpoint.file, 'plain'))}"  # fmt: skip
+    return f"ckptool convert {quote(checkpoint.file)}{device} {flags} -o {quote(suffixed(checkpoint.file, 'plain'))}"
 
 
 def _flag(rule: Rule) -> str:
@@ -220,7 +234,11 @@ def _flag(rule: Rule) -> str:
 def _rename_words(request: Request, renamed: bool) -> str:
     if not renamed:
         return ""
-    words = {"strip-module": "'module.' removed", "add-module": "'module.' added", "unwrap": "wrappers removed"}  # fmt: skip
+    words = {
+        "strip-module": "'module.' removed",
+        "add-module": "'module.' added",
+        "unwrap": "wrappers removed",
+    }
     said = [words.get(rule.name, _flag(rule)) for rule in request.rules]
     return ", ".join(said) or "'module.' removed"
 
@@ -271,13 +289,24 @@ def is_accelerator(tag: str) -> bool:
 
 def _cpu_storages_to_move(checkpoint: Checkpoint, tables: Sequence[Table]) -> frozenset[str]:
     """CPU storages that follow the net: its weights, and optimizer state of more than one
-    element. Step counters, random states and the rest stay."""
-    keys = {t.storage.key for table in tables if table.kind != "tensors" for t in table.tensors if t.storage}  # fmt: skip
+    element. Step counters, random states and the rest stay.
+    """
+    keys = {
+        t.storage.key
+        for table in tables
+        if table.kind != "tensors"
+        for t in table.tensors
+        if t.storage
+    }
     optimizers = [extra.path for extra in checkpoint.extras if extra.type == "optimizer"]
     for tensor in checkpoint.tensors:
         if tensor.storage is None or tensor.storage.count < 2:
             continue
-        if any("rng" in str(part).lower() for part in tensor.path) and tensor.dtype and tensor.dtype.name == "uint8":  # fmt: skip
+        if (
+            any("rng" in str(part).lower() for part in tensor.path)
+            and tensor.dtype
+            and tensor.dtype.name == "uint8"
+        ):
             continue
         inside = any(tensor.path[: len(path)] == path for path in optimizers)
         if inside or _in_optimizer_list(tensor.path):
@@ -304,15 +333,32 @@ def _notes(
 ) -> tuple[Note, ...]:
     notes = [note for note in checkpoint.notes if note.slug not in ("no-checksums",)]
     if rewritten.kept_protocol is not None:
-        notes.append(Note("protocol-kept", f"pickle protocol {rewritten.from_protocol} is kept: {rewritten.kept_protocol} has no spelling in protocol 2; torch.load needs weights_only=False"))  # fmt: skip
+        notes.append(
+            Note(
+                "protocol-kept",
+                f"pickle protocol {rewritten.from_protocol} is kept: {rewritten.kept_protocol} has no spelling in protocol 2; torch.load needs weights_only=False",
+            )
+        )
     elif rewritten.from_protocol is not None:
-        notes.append(Note("protocol-2", f"pickle protocol {rewritten.from_protocol} comes out as 2, which torch.load's default reads"))  # fmt: skip
+        notes.append(
+            Note(
+                "protocol-2",
+                f"pickle protocol {rewritten.from_protocol} comes out as 2, which torch.load's default reads",
+            )
+        )
     foreign = [g.name for g in checkpoint.globals if g.verdict == "foreign"]
     if foreign:
         more = f" and {len(foreign) - 4} more" if len(foreign) > 4 else ""
-        notes.append(Note("foreign-classes", f"kept as they are: objects of {', '.join(foreign[:4])}{more}"))  # fmt: skip
+        notes.append(
+            Note("foreign-classes", f"kept as they are: objects of {', '.join(foreign[:4])}{more}")
+        )
     code = [g.name for g in checkpoint.globals if g.verdict == "code"]
     if code:
-        notes.append(Note("unsafe-pickle", f"the output could run code as the input could: {', '.join(code[:4])}"))  # fmt: skip
+        notes.append(
+            Note(
+                "unsafe-pickle",
+                f"the output could run code as the input could: {', '.join(code[:4])}",
+            )
+        )
     notes.extend(Note("stale-temp", finding) for finding in findings)
     return tuple(notes)

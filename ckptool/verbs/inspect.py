@@ -48,7 +48,11 @@ def inspect_source(
     rows = _select(shown, selection) if shown else ()
     limited = rows[: _limit(selection.limit, len(rows))]
     index, extra = numbered(checkpoint, shown) if selection.index and shown else ({}, ())
-    wrapped = {i: wrappers([t.key for t in table.tensors]) for i, table in enumerate(checkpoint.tables) if _named(table)}  # fmt: skip
+    wrapped = {
+        i: wrappers([t.key for t in table.tensors])
+        for i, table in enumerate(checkpoint.tables)
+        if _named(table)
+    }
     found = next((tuple(wrapped[i]) for i in wrapped if checkpoint.tables[i] is shown), ())
     notes = (*advise(checkpoint, shown, wrapped), *extra)
     return Inspection(checkpoint, shown, limited, len(rows), notes, found, index)

@@ -53,7 +53,7 @@ def numbered(checkpoint: Checkpoint, table: Table) -> tuple[dict[str, str], tupl
     rows = {tensor.key: f"{i}{mark}" for i, tensor in enumerate(found)}
     if sure:
         return rows, ()
-    text = "numbers carry a '?': a state_dict does not say which tensors are parameters and which are buffers"  # fmt: skip
+    text = "numbers carry a '?': a state_dict does not say which tensors are parameters and which are buffers"
     return rows, (Note("index-unsure", text),)
 
 

@@ -1,0 +1,101 @@
+"""Dicts, however a pickle spells them: plain, ordered, Python 2's pair lists, object states.
+
+Knows: nodes. Must not know: tensors, containers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptool.formats.judge import inert_raw
+from ckptool.formats.measures import global_name
+from ckptool.pickles.nodes import Box, Obj, Tup, elements, items_of, pairs, text_of
+
+SCALARS = (int, float, bool, type(None))
+Rows = list[tuple[Any, Any, int, int, int]]
+
+
+def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
+    """(key, value, key start, value start, end) of a dict-like node; None for another.
+
+    Python 2 wrote OrderedDict's items as a list of pairs among its arguments.
+    """
+    if type(node) is Box:
+        return list(pairs(node)) if node.kind == 0x7D else None
+    if type(node) is not Obj:
+        return None
+    args = items_of(node.args) or []
+    if global_name(node.fn) == "collections.OrderedDict" and args and type(args[0]) is Box:
+        return [row for row in map(_listed_pair, elements(args[0])) if row is not None]
+    if node.batches and any(batch.op in (0x75, 0x73) for batch in node.batches):
+        return list(pairs(node))
+    return [] if global_name(node.fn) == "collections.OrderedDict" else None
+
+
+def _listed_pair(element: tuple[Any, int, int]) -> tuple[Any, Any, int, int, int] | None:
+    node, _, _ = element
+    if type(node) is Box and node.kind == 0x5D:
+        parts = list(elements(node))
+        if len(parts) == 2:
+            return parts[0][0], parts[1][0], parts[0][1], parts[1][1], parts[1][2]
+    if type(node) is Tup and len(node.items) == 2:
+        return node.items[0], node.items[1], node.starts[0], node.starts[1], node.end
+    return None
+
+
+def state_items(node: Obj) -> dict[str, Any] | None:
+    """The dict BUILD gave an object, by text keys (the last wins); None without one."""
+    if node.state is None or type(node.state.value) is not Box:
+        return None
+    rows = dict_items(node.state.value)
+    return None if rows is None else {k: v for k, v, *_ in rows if type(k) is str}
+
+
+def key_text(key: Any) -> str:
+    """A dict key as text: strings as they are, other scalars as Python writes them."""
+    text = text_of(key)
+    if text is not None:
+        return text
+    raw = inert_raw(key)
+    if raw is not None:
+        return repr(raw)
+    if type(key) is Tup:
+        return f"({', '.join(key_text(item) if type(item) is not Tup else '…' for item in key.items[:8])})"
+    return repr(key) if type(key) in (*SCALARS, tuple) else f"<{type(key).__name__.lower()}>"
+
+
+def texts_of(node: Any) -> frozenset[str]:
+    """The strings of a set node (protocol 2 writes set([…]))."""
+    if type(node) is Obj:
+        args = items_of(node.args) or []
+        node = args[0] if args else None
+    if type(node) is not Box:
+        return frozenset()
+    return frozenset(text for value, _, _ in elements(node) if (text := text_of(value)) is not None)
+
+
+def module_parts(node: Obj) -> dict[str, Any] | None:
+    """The attributes of a pickled nn.Module; None for another object."""
+    state = state_items(node)
+    if state is None or "_modules" not in state or "_parameters" not in state:
+        return None
+    return state
+
+
+def reconstructed(node: Obj) -> str | None:
+    """The class that copy_reg._reconstructor makes an instance of."""
+    args = items_of(node.args) or []
+    return global_name(args[0]) if args else None
+
+
+def metadata_of(node: Any) -> dict[str, Any] | None:
+    """A state_dict's `_metadata`: module path to its plain values; None without one."""
+    if type(node) is not Obj:
+        return None
+    rows = dict_items((state_items(node) or {}).get("_metadata"))
+    if rows is None:
+        return None
+    return {
+        key_text(key): {key_text(k): v for k, v, *_ in dict_items(value) or () if type(v) in (*SCALARS, str)}
+        for key, value, *_ in rows
+    }  # fmt: skip
