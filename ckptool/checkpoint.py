@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from ckptool.spans import Span
@@ -138,12 +139,7 @@ class Tensor:
     @property
     def count(self) -> int:
         """Number of elements (0 when the shape is unknown)."""
-        if self.shape is None:
-            return 0
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+        return 0 if self.shape is None else prod(self.shape)
 
     @property
     def size_bytes(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ckptool.cli.options import Command, options
-from ckptool.cli.output import echo, error_data, note, report_error, summary
+from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
 from ckptool.errors import CkptError, UsageError
 from ckptool.verbs.inspect import Selection, inspect_place
 from ckptool.verbs.report import Inspection
@@ -51,7 +51,7 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
             if style not in ("json", "jsonl"):
                 report_error(error, file, flags)
             elif flags["debug"]:
-                raise
+                trace(error)
             continue
         status = max(status, int(found.could_run_code))
         reports.append(found.to_dict())

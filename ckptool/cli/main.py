@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from ckptool import __version__
-from ckptool.errors import CkptError
+from ckptool.errors import CkptError, UsageError
 
 # name -> (module, one line)
 COMMANDS = {
@@ -59,15 +59,12 @@ def main(args: list[str]) -> int:
         return _fail(error, args)
     except click.exceptions.Exit as error:
         return error.exit_code
-    except click.Abort:
-        return INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("ckptool: interrupted; nothing is left behind\n")
         return INTERRUPTED
-    except BrokenPipeError:
+    except click.ClickException as error:
+        return _misused(error, args)
+    except (BrokenPipeError, SystemExit):  # click makes an exit of a closed pipe
         _silence()
         return READER_GONE
     except Exception as error:
@@ -75,27 +72,46 @@ def main(args: list[str]) -> int:
 
 
 def _fail(error: CkptError, args: list[str]) -> int:
-    from ckptool.cli.output import echo, error_data, report_error
+    from ckptool.cli.output import echo, error_data, report_error, trace
 
-    if "--debug" in args:
-        raise error
     if "--json" in args:
         from ckptool.render.structured import json_text
 
+        if "--debug" in args:
+            trace(error)
         echo(json_text(error_data(error, "")))
     else:
-        report_error(error, "", {"color": "auto"})
+        report_error(error, "", {"color": _colour(args), "debug": "--debug" in args})
     return error.exit_status
 
 
+def _colour(args: list[str]) -> str:
+    """What --color says, where no command is left to ask."""
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        if word == "--color":
+            return after
+        if word.startswith("--color="):
+            return word.partition("=")[2]
+    return "auto"
+
+
+def _misused(error: click.ClickException, args: list[str]) -> int:
+    if "--json" in args:
+        return _fail(UsageError(error.format_message()), args)
+    error.show()
+    return error.exit_code if error.exit_code != 1 else 2
+
+
 def _bug(error: Exception, args: list[str]) -> int:
+    from ckptool.cli.output import trace
     from ckptool.render.text import show
 
     if "--debug" in args:
-        raise error
+        trace(error)
     text = show(f"{type(error).__name__}: {error}")
     sys.stderr.write(
-        f"ckptool: a bug in ckptool {__version__}: {text}\n  hint: run it again with --debug and report what it prints\n"
+        f"ckptool: a bug in ckptool {__version__}: {text}\n"
+        "  hint: run it again with --debug and report what it prints\n"
     )
     return BUG
 

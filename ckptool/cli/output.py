@@ -46,16 +46,26 @@ def error_data(error: CkptError, file: str) -> dict[str, Any]:
 
 
 def report_error(error: CkptError, file: str, flags: dict[str, Any]) -> None:
-    """The error line and its hint; with --debug the traceback instead."""
+    """The error line and its hint; with --debug the traceback before them."""
     from ckptool.render.errors import error_lines
 
     if flags.get("debug"):
-        raise error
+        trace(error)
     data = error_data(error, file)
     text = error_lines({"file": data["file"], **data["error"]})
     if colours(flags.get("color", "auto"), sys.stderr):
         text = text.replace("ckptool:", "\x1b[31mckptool:\x1b[0m", 1)
     summary(text)
+
+
+def trace(error: BaseException) -> None:
+    """The traceback to stderr; names from a file may stand in it."""
+    from traceback import format_exception
+
+    from ckptool.render.text import escape
+
+    for line in "".join(format_exception(error)).split("\n"):
+        summary(escape(line))
 
 
 def colours(wanted: str, stream: Any) -> bool:

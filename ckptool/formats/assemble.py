@@ -85,7 +85,7 @@ def assemble(
         tensors=tuple(found.tensors),
         storages=_in_file_order(walked, reader),
         extras=top_extras(walked.root, reader, found.tables),
-        globals=verdicts,
+        globals=tuple(_placed(row, found) for row in verdicts),
         notes=notes + _notes(walked, found.tables, reader),
         handle=PickleHandle(walked, found, reader, container),
         traits=traits,
@@ -97,6 +97,15 @@ def _in_file_order(walked: Walked, reader: TensorReader) -> tuple[Storage, ...]:
     views = (reader.view(pers) for pers in walked.persistent)
     first = dict.fromkeys(view.storage.key for view in views if type(view) is View)
     return tuple(reader.storages[key] for key in {**first, **dict.fromkeys(reader.storages)})
+
+
+def _placed(row: Global, found: Found) -> Global:
+    """A dangerous name, with the place in the object where it is called."""
+    path = found.call_paths.get(row.offset) if row.verdict == CODE else None
+    if not path:
+        return row
+    detail = f"{row.detail}, while building '{'.'.join(map(str, path))}'"
+    return Global(row.name, row.verdict, row.offset, row.member, detail)
 
 
 def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:

@@ -40,12 +40,13 @@ _SHARED = 10_000  # further names of submodules: they could multiply without end
 
 @dataclass(slots=True)
 class Found:
-    """What stands in one pickle. `owners` maps a table's path to the dict node that holds it."""
+    """What stands in one pickle. `call_paths`: byte of a call's opcode to its place. `owners` maps a table's path to the dict node that holds it."""
 
     tables: list[Table] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     owners: dict[Path, Any] = field(default_factory=dict)
     weights: int | None = None
+    call_paths: dict[int, Path] = field(default_factory=dict)
 
 
 class Discoverer:
@@ -77,6 +78,8 @@ class Discoverer:
             if self._tensor(node, path):
                 continue
             rows = dict_items(node)
+            if type(node) is Obj:
+                self.found.call_paths[node.end] = path
             if wanted:
                 self._table(node, rows, path)
             below = list(self._below(node, rows, path, wanted))
@@ -126,8 +129,10 @@ class Discoverer:
                 if type(value) not in _NODES:
                     continue
                 name = key_text(key) if type(key) is not int else key
-                skip = optimizer or (type(name) is str and _SKIP.search(name) is not None)
-                yield value, (*path, name), wanted and not skip
+                inside = wanted and not optimizer and self.reader.tensor(value) is None
+                if inside and type(name) is str:
+                    inside = _SKIP.search(name) is None
+                yield value, (*path, name), inside
         if type(node) is Tup:
             for i, item in enumerate(node.items):
                 yield item, (*path, i), wanted

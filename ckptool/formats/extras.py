@@ -50,6 +50,10 @@ class Describer:
         return Extra(path, _type_word(node), value, self._text(node, value))
 
     def _text(self, node: Any, value: Any) -> str:
+        if type(node) is Obj and _special(node) is not None:
+            return _short(value)
+        if type(node) is Obj and array_shape(node) is not None:
+            return f"numpy array {list(array_shape(node) or ())}"
         if type(node) is Obj and _class_of(node) is not None:
             inner = value if isinstance(value, dict) else {}
             shown = ", ".join(f"{k}={_short(v)}" for k, v in list(inner.items())[:6])
@@ -57,7 +61,8 @@ class Describer:
             name = str(_class_of(node)).rpartition(".")[2]
             return f"{name}({shown}{more})"[:_TEXT] if inner else name
         if isinstance(value, dict):
-            return f"dict of {len(value)}: " + ", ".join(map(str, list(value)[:8]))
+            listed = ", ".join(map(str, list(value)[:8]))
+            return f"dict of {len(value)}" + (f": {listed}" if listed else "")
         if isinstance(value, list):
             return f"{_type_word(node)} of {len(value)}"
         return _short(value)
@@ -205,7 +210,8 @@ def _special(node: Obj) -> Any:
     name = global_name(node.fn) or ""
     args = items_of(node.args) or []
     if name.startswith("pathlib."):
-        return "/".join(filter(None, map(text_of, args)))
+        slash = "\\" if "Windows" in name else "/"
+        return slash.join(filter(None, map(text_of, args)))
     if name == "_codecs.encode" and args and type(args[0]) is str:
         return f"<{len(args[0])} bytes>"
     if name.endswith("multiarray.scalar") and len(args) == 2:

@@ -106,12 +106,12 @@ class Judge:
         else:
             dotted = _attribute(fn, self.walked.protocol)
             if dotted is None:
-                self._say(_callee_name(fn), CODE, call.end, "called")
+                self._say(_callee_name(fn), CODE, call.end, _called_with(call))
                 return
             module, name = dotted
         full = f"{module}.{name}"
         verdict, detail = self._verdict(module, name, call)
-        self._say(full, verdict, call.end, detail)
+        self._say(full, verdict, call.end, _called_with(call) if detail == "called" else detail)
 
     def _verdict(self, module: str, name: str, call: Obj) -> tuple[str, str]:
         args = items_of(call.args)
@@ -300,6 +300,19 @@ def _embedded_class(node: Any) -> Any:
     if items and len(items) == 4 and text_of(items[0]) == "module":
         return items[1]
     return node
+
+
+def _called_with(call: Obj) -> str:
+    """`called with 'touch x'`: its first arguments as far as they are plain."""
+    shown = []
+    for arg in (items_of(call.args) or [])[:3]:
+        text = text_of(arg)
+        if text is not None:
+            shown.append(repr(text[:60] + "…") if len(text) > 60 else repr(text))
+        else:
+            plain = type(arg) is int and abs(arg) < 1 << 64
+            shown.append(str(arg) if plain or arg is None else "…")
+    return f"called with {', '.join(shown)}" if shown else "called"
 
 
 def _callee_name(node: Any) -> str:

@@ -46,6 +46,7 @@ class TensorReader:
         self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
+        self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
         self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
 
@@ -70,7 +71,9 @@ class TensorReader:
             key = str(items[2])
         if key is None or device is None:
             raise PickleInvalid("a storage without a text key or location", offset=node.end)
-        dtype = storage_dtype(items[1], node)
+        dtype = self._dtypes.get(id(items[1]))
+        if dtype is None:
+            dtype = self._dtypes[id(items[1])] = storage_dtype(items[1], node)
         count = whole(items[4], "the element count of a storage", node)
         storage = self.add_storage(key, dtype, count, device, node)
         return View(storage, self._shift(items, storage, node))

@@ -96,6 +96,15 @@ CALLS: dict[str, tuple[Check, str, bool]] = {
         f"pathlib.{name}": (_texts, _NO_STATE, False)
         for name in ("Path", "PurePath", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
     },
+    **{
+        f"omegaconf.{name}": (_plain, DICT_STATE, True)
+        for name in ("listconfig.ListConfig", "dictconfig.DictConfig", "base.ContainerMetadata", "base.Metadata")
+    },
+    **{
+        f"{module}.AttributeDict": (_plain, DICT_STATE, True)
+        for module in ("pytorch_lightning.utilities.parsing", "lightning.pytorch.utilities.parsing",
+                       "lightning_fabric.utilities.data", "lightning.fabric.utilities.data")
+    },
     "numpy.dtype": (_plain, TUPLE_STATE, False),
     "torch.Size": (_plain, _NO_STATE, False),
     "torch.device": (_plain, _NO_STATE, False),

@@ -19,20 +19,17 @@ TEXT_OPS = frozenset((0x55, 0x54, 0x53))  # SHORT_BINSTRING BINSTRING STRING: a 
 
 
 class Global:
-    """A class or function by name; `offset` is where it is first named."""
+    """A class or function by name (`full` is `module.name`); `offset` is where it is first
+    named."""
 
-    __slots__ = ("computed", "module", "name", "offset")
+    __slots__ = ("computed", "full", "module", "name", "offset")
 
     def __init__(self, module: str, name: str, offset: int) -> None:
         self.module = module
         self.name = name
+        self.full = f"{module}.{name}"
         self.offset = offset
         self.computed = False
-
-    @property
-    def full(self) -> str:
-        """`module.name`."""
-        return f"{self.module}.{self.name}"
 
 
 class Tup:

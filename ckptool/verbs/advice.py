@@ -55,7 +55,7 @@ def _command(checkpoint: Checkpoint, options: str, output: str = "") -> str | No
 def _code(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     rows = [row for row in checkpoint.globals if row.verdict == CODE]
     for row in rows[:50]:
-        detail = f", {row.detail}" if row.detail and row.detail != "called" else ""
+        detail = f", {row.detail}" if row.detail else ""
         yield Note(
             "unsafe-pickle",
             f"could run code: {row.name} at byte {row.offset:,} of {row.member}{detail}",
@@ -221,7 +221,7 @@ def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Ite
 def _works(checkpoint: Checkpoint, rule: str) -> bool:
     """Whether the rule makes no two keys one, in any table."""
     try:
-        for table in checkpoint.tables:
+        for table in (table for table in checkpoint.tables if table.kind != "tensors"):
             apply([Rule(rule)], [t.key for t in table.tensors] + [key for key, _ in table.others])
     except CkptError:
         return False
