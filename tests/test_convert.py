@@ -31,6 +31,7 @@ from verbs_support import (
 )
 
 import ckptool
+from ckptool.errors import RuleMatchesNothing
 
 NO_OMEGACONF = {"omegaconf_like.pth"}
 LOADABLE = [name for name in CONVERTIBLE if name not in NO_OMEGACONF]
@@ -193,6 +194,16 @@ def test_meta_is_never_retagged(tmp_path):
     for options in ({"to_cpu": True}, {"to_gpu": 0}):
         ckptool.convert(FIXTURES / "meta.pth", out, force=True, **options)
         assert {t.device for t in ckptool.inspect(out).rows if t.kind == "meta"} == {"meta"}
+
+
+def test_a_storage_tagged_meta_stays_so_whatever_is_asked(tmp_path):
+    path, out = tmp_path / "net.pth", tmp_path / "out.pth"
+    save({"w": torch.ones(2), "bare": torch.ones(2).untyped_storage()}, path, "meta")
+    for options in ({"to_cpu": True}, {"to_gpu": 0}):
+        ckptool.convert(path, out, force=True, **options)
+        assert set(devices(out).values()) == {"meta"}
+    with pytest.raises(RuleMatchesNothing):
+        ckptool.convert(path, out, map_location={"meta": "cpu"}, force=True)
 
 
 def test_any_tag_becomes_cpu(tmp_path):

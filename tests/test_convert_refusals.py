@@ -9,8 +9,7 @@ import sys
 
 import pytest
 import torch
-from fixtures.make_fixtures import Tags, absent, filled, save
-from torch import nn
+from fixtures.make_fixtures import absent, save
 from verbs_support import (
     FIXTURES,
     LEGACY,
@@ -230,7 +229,7 @@ print(peak() - before)
     assert int(done.stdout) < 40_000  # kB
 
 
-def test_filled_nets_differ():
+def test_the_comparison_sees_a_difference():
     """The comparison itself sees a changed byte, a lost tie, a changed stride."""
     one, two = load(FIXTURES / "views.pth"), load(FIXTURES / "views.pth")
     assert_same(one, two)
@@ -241,5 +240,3 @@ def test_filled_nets_differ():
     two["again"] = two["again"].clone()
     with pytest.raises(AssertionError):
         assert_same(one, two)
-    assert filled(nn.Linear(2, 2)).weight.numel() == 4
-    assert Tags("cuda:0").default == "cuda:0"

@@ -13,7 +13,12 @@ ROOT = Path(__file__).parent.parent / "ckptool"
 HOUSE: dict[int, list[set[str]]] = {
     0: [{"errors"}, {"limits"}, {"spans", "plans"}],
     1: [{"places"}, {"pickles"}],
-    2: [{"zips", "ziplayout", "zipcut", "zipplan"}, {"writing", "sinks"}, {"checkpoint"}, {"rules"}],
+    2: [
+        {"zips", "ziplayout", "zipcut", "zipnames", "zipplan"},
+        {"writing", "sinks"},
+        {"checkpoint"},
+        {"rules"},
+    ],
     3: [{"formats"}, {"values"}, {"compare"}, {"causes"}],
     5: [{"verbs"}, {"render"}],
     6: [{"api"}],

@@ -80,6 +80,14 @@ def test_every_option_the_readme_names_exists(tmp_path: Path):
     assert {option for option in named if option not in helps} == set()
 
 
+def test_the_screen_is_what_is_printed(tmp_path: Path):
+    shown = re.search(r"<!-- screen: (.*?) -->\n```text\n(.*?)```", README, re.DOTALL)
+    shutil.copytree(ROOT / "tests" / "fixtures", tmp_path, dirs_exist_ok=True)
+
+    assert shown
+    assert run(shlex.split(shown[1]), tmp_path).stdout == shown[2]
+
+
 def test_the_readme_has_the_blocks_that_ci_runs():
     for name in ("try", "test"):
         assert re.search(rf"^<!-- ci: {name} -->\n```bash\n", README, re.MULTILINE)

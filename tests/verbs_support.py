@@ -162,7 +162,8 @@ class Comparison:
 
 def raw_bytes(tensor):
     """All bytes of the storage, whatever the view."""
-    return bytes(tensor.detach().untyped_storage().tolist())
+    storage = tensor.detach().untyped_storage()
+    return torch.tensor([], dtype=torch.uint8).set_(storage).numpy().tobytes()
 
 
 def assert_same(one, two, rename=None, **options):
