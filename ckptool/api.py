@@ -263,6 +263,8 @@ def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
     mapped, rules = rest["mapped"], rest["rules"]
     if (to_cpu and to_gpu is not None) or (mapped and (to_cpu or to_gpu is not None)):
         raise UsageError("only one of to-cpu, to-gpu and map-location can be given")
+    if any(new == "meta" for _, new in mapped):
+        raise UsageError("nothing can move to meta: torch would find no data there")
     if to_gpu is not None and to_gpu < 0:
         raise UsageError(f"there is no GPU {to_gpu}")
     if rest["keep_module"] and any(rule.name in ("strip-module", "add-module") for rule in rules):

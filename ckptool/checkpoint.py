@@ -7,17 +7,17 @@ Bare data; nothing here reaches upward.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ckptool.spans import Span
 
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """One element type. `torch_storage` is the typed storage class (None: untyped storage
     and a dtype argument), `safetensors` the name in its header (None: cannot be held),
     `components` how many numbers one element is for a byte swap.
@@ -85,10 +85,9 @@ BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if
 UNTYPED = DType("untyped", 8, "UntypedStorage", None, "untyped")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where bytes of a storage lie. `encoding` is stored, deflated or swapped (big-endian);
-    `region`, where set, says which slice of the tensor they fill.
+class Piece(NamedTuple):
+    """Where bytes of a storage lie. `encoding` is stored, deflated, latin1 (text in UTF-8
+    that stands for bytes), swapped (big-endian), or one of the former with -swapped; `region`, where set, says which slice of the tensor they fill.
     """
 
     source_id: int
@@ -147,8 +146,7 @@ class Tensor:
         return self.count * self.dtype.size_bytes if self.dtype else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """One state_dict found in the file. `kind` is state_dict or module (walked from a whole
     pickled model). `others` are its entries that are not tensors: (key, value node).
     """
@@ -162,8 +160,7 @@ class Table:
     others: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(NamedTuple):
     """A value beside the weights: `type` in words, `value` JSON-ready (None when opaque),
     `text` one line for people.
     """
@@ -174,8 +171,7 @@ class Extra:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+class Global(NamedTuple):
     """A class or function the file names: verdict known, foreign or code; `offset` of its
     first use in `member`.
     """
@@ -187,8 +183,7 @@ class Global:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """Something to know; `command`, where set, mends it."""
 
     slug: str
@@ -196,8 +191,7 @@ class Note:
     command: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A whole file, read without its tensors. `weights` indexes `tables` (None: no weights).
     `tensors` are all tensors of the file, `storages` all storages in file order. `handle`
     is the format's own, read by its `edit` alone.
@@ -215,17 +209,16 @@ class Checkpoint:
     globals: tuple[Global, ...] = ()
     notes: tuple[Note, ...] = ()
     handle: Any = None
-    traits: frozenset[str] = field(default=frozenset())
+    traits: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(NamedTuple):
     """What a conversion asks for, decided: renames are keyed by (table path, key), devices
     map a storage key to its new tag, device_arguments an old tag to a new one for what
     rebuild functions are told.
     """
 
-    renames: Mapping[tuple[Path, str], str] = field(default_factory=dict)
-    devices: Mapping[str, str] = field(default_factory=dict)
-    device_arguments: Mapping[str, str] = field(default_factory=dict)
+    renames: Mapping[tuple[Path, str], str] = MappingProxyType({})
+    devices: Mapping[str, str] = MappingProxyType({})
+    device_arguments: Mapping[str, str] = MappingProxyType({})
     keep_unknown: bool = False

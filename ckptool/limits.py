@@ -5,11 +5,10 @@ Knows: numbers. Must not know: anything else. Overridable from Python by `limits
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Bounds checked before memory or time is spent."""
 
     pickle_bytes: int = 256 << 20

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from shlex import quote
+from typing import NamedTuple
 
 from ckptool.errors import KeyCollision, UsageError
 
@@ -37,16 +37,14 @@ _STACK = re.compile(rf"(?s)(?:(?:module|{_ANY})\.)+(?=.)")
 _KNOWN = re.compile(rf"(?s)(?:\A|(?<=\.))(?:{_ANY})\.(?=.)")
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One row of `RULES` by name; `argument` is its path, for the rules that take one."""
 
     name: str
     argument: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(NamedTuple):
     """Something to tell about the names; `command`, where set, is the flag that settles it.
 
     The fields are those of `checkpoint.Note`, which stands on this module's own floor.
@@ -57,8 +55,7 @@ class Remark:
     command: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """`renames` holds changed keys only, in key order; `idle` the rules that changed nothing."""
 
     renames: dict[str, str]

@@ -67,6 +67,10 @@ class Target:
 
     def __init__(self, path: str, force: bool) -> None:
         self.path = path
+        if path.endswith(("/", os.sep)):
+            raise self._refusal(
+                "special", "it names a folder, not a file", "give the name of a file"
+            )
         try:
             self.real = os.path.realpath(path)  # a link is kept, what it names is written
             self.old = _stat_of(self.real)

@@ -5,11 +5,10 @@ Knows: offsets and sizes. Must not know: files, formats, plans.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """`size` bytes from byte `offset` of some file."""
 
     offset: int
@@ -25,8 +24,7 @@ class Span:
         return Span(outer.offset + self.offset, self.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a source can be opened again, and how to know that it is still the same bytes."""
 
     uri: str

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from ckptool.errors import (
@@ -75,8 +74,7 @@ class Entry(NamedTuple):
     data_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(NamedTuple):
     """All entries in file order; `records` finds them by their name inside the folder `top`."""
 
     top: str

@@ -188,6 +188,8 @@ def storage_bytes(stored, data):
         raw = data[piece.span.offset : piece.span.end]
         if piece.encoding.startswith("deflated"):
             raw = zlib.decompress(raw, -15)
+        if piece.encoding.startswith("latin1"):
+            raw = raw.decode("utf-8").encode("latin-1")
         if piece.encoding.endswith("swapped"):
             width = stored.dtype.size_bytes // stored.dtype.components
             raw = np.frombuffer(raw, f"V{width}").view("u1").reshape(-1, width)[:, ::-1].tobytes()

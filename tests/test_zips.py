@@ -315,16 +315,28 @@ LIES = {
     "double slash": (PathEscape, "plain path", lambda: renamed(b"a/data/0", b"a/data//")),
     "absolute": (PathEscape, "plain path", lambda: renamed(b"a/data/0", b"/etc/pwd")),
     "drive": (PathEscape, "plain path", lambda: renamed(b"a/data/0", b"C:/abc/0")),
-    "no folder": (NotACheckpoint, "holds a checkpoint and is none itself: model.pth", lambda: packed(["model.pth"])),
-    "other files": (NotACheckpoint, "files: 0, 1, 2, 3, 4, ...", lambda: packed(map(str, range(9)))),
+    "no folder": (
+        NotACheckpoint,
+        "holds a checkpoint and is none itself: model.pth",
+        lambda: packed(["model.pth"]),
+    ),
+    "other files": (
+        NotACheckpoint,
+        "files: 0, 1, 2, 3, 4, ...",
+        lambda: packed(map(str, range(9))),
+    ),
     "npz": (NotACheckpoint, "numpy archive .* a.npy, b.npy", lambda: packed(["a.npy", "b.npy"])),
-    "records without a folder": (NotACheckpoint, "without their folder", lambda: packed(["data.pkl", "version"])),  # fmt: skip
+    "records without a folder": (
+        NotACheckpoint,
+        "without their folder",
+        lambda: packed(["data.pkl", "version"]),
+    ),
     "empty zip": (NotACheckpoint, "an empty zip", lambda: packed([])),
     "cut": (Truncated, "cut at 900 bytes", lambda: GOOD[:900]),
     "cut in the end": (Truncated, "inside the zip end record", lambda: GOOD[:-1]),
     "zero tail": (Truncated, "no zip end", lambda: GOOD[:-500] + bytes(500)),
     "nothing": (Truncated, "cut at 0", lambda: b""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LIES)

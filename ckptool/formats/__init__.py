@@ -8,9 +8,8 @@ A new container is one file and one row in `FORMATS`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, Note
 from ckptool.errors import CkptError, NotACheckpoint
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _HEAD = 512
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(NamedTuple):
     """One container: `module` has `read`; where the same container comes out, `editor` has
     `edit` (apart, because looking needs none of it).
     """
@@ -39,7 +37,7 @@ class Format:
 
 def _is_safetensors(head: bytes, size: int) -> bool:
     """A sane length, then '{'. Asked before pickles: a header of 128 bytes starts with 0x80."""
-    return len(head) > 8 and head[8:9] == b"{" and head[:4] != b"PK\3\4"
+    return head[8:9] == b"{" and head[:4] != b"PK\3\4" and not _is_tar(head, size)
 
 
 def _is_zip(head: bytes, size: int) -> bool:
@@ -47,7 +45,10 @@ def _is_zip(head: bytes, size: int) -> bool:
 
 
 def _is_tar(head: bytes, size: int) -> bool:
-    return head[257:262] == b"ustar"
+    """By its checksum, as Python's tarfile: torch tries that before the legacy stream."""
+    from ckptool.formats.torch_tar import is_header
+
+    return is_header(head)
 
 
 def _is_legacy(head: bytes, size: int) -> bool:
@@ -132,19 +133,20 @@ def _read_zip(source: Source, limits: Limits) -> Checkpoint:
     from ckptool.formats import torch_zip
 
     archive = torch_zip.open_archive(source, limits)
-    if archive.find("constants.pkl") and archive.find("data.pkl"):
+    pickled = archive.find("data.pkl") is not None  # torch.load runs it, whatever lies beside it
+    if pickled and "constants.pkl" in archive.directory.records:  # torch minds the case here
         from ckptool.formats.archives import read_script
 
         return read_script(source, archive, limits)
-    if archive.find("archive_format"):
+    if not pickled and archive.find("archive_format"):
         from ckptool.formats.archives import read_export
 
         return read_export(source, archive, limits)
-    if archive.find(".data/extern_modules"):
+    if not pickled and archive.find(".data/extern_modules"):
         from ckptool.formats.archives import read_package
 
         return read_package(source, archive, limits)
-    if archive.find("data.pkl") is None:
+    if not pickled:
         raise _without_pickle(archive)
     return torch_zip.read(source, limits, archive)
 
@@ -170,13 +172,11 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
     claimed = [other for other in FORMATS if lower.endswith(other.suffixes)]
     if not claimed or row in claimed or row.name == "pickle":
         return found
-    from dataclasses import replace
-
     note = Note(
         "suffix-mismatch",
         f"named like {claimed[0].title}, in truth {TITLES[found.format]}: other tools go by the name",
     )
-    return replace(found, notes=(note, *found.notes))
+    return found._replace(notes=(note, *found.notes))
 
 
 def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Any]:

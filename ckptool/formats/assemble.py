@@ -6,10 +6,10 @@ Knows: the order of the checks. Must not know: where storages lie (the reader do
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table
+from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, NotACheckpoint, PickleInvalid
 from ckptool.formats.dicts import dict_items
 from ckptool.formats.discover import Discoverer, Found
@@ -23,8 +23,7 @@ from ckptool.pickles.walk import walk
 from ckptool.places import Source
 
 
-@dataclass(frozen=True, slots=True)
-class PickleHandle:
+class PickleHandle(NamedTuple):
     """What a rewrite needs again: the walked pickle, what was found in it, the container's own."""
 
     walked: Walked
@@ -55,7 +54,7 @@ def assemble(
     *,
     container: Any = None,
     notes: tuple[Note, ...] = (),
-    arrays: bool = False,
+    arrays: Callable[[Any], Tensor | None] | None = None,
     judged: tuple[Global, ...] = (),
     traits: frozenset[str] = frozenset(),
     discoverer: Discoverer | None = None,
@@ -67,6 +66,7 @@ def assemble(
     was_enabled = gc.isenabled()
     gc.disable()  # all of this is alive until the command ends
     try:
+        reader.note_tags(walked)
         found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
         reader.finish(walked)
         verdicts = judged or Judge(walked).run()

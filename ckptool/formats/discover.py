@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from ckptool.checkpoint import Path, Table, Tensor
@@ -23,7 +22,7 @@ from ckptool.formats.dicts import (
     reconstructed,
     texts_of,
 )
-from ckptool.formats.measures import array_shape, global_name, named
+from ckptool.formats.measures import global_name, named
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, text_of
@@ -38,21 +37,30 @@ _NODES = frozenset((Box, Obj, Tup, Pers))
 _SHARED = 10_000  # further names of submodules: they could multiply without end
 
 
-@dataclass(slots=True)
 class Found:
-    """What stands in one pickle. `call_paths`: byte of a call's opcode to its place. `owners` maps a table's path to the dict node that holds it."""
+    """What stands in one pickle. `owners` maps a table's path to the dict node that holds it,
+    `call_paths` the byte of a call's opcode to its place.
+    """
 
-    tables: list[Table] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    owners: dict[Path, Any] = field(default_factory=dict)
-    weights: int | None = None
-    call_paths: dict[int, Path] = field(default_factory=dict)
+    __slots__ = ("call_paths", "owners", "tables", "tensors", "weights")
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self.tensors: list[Tensor] = []
+        self.owners: dict[Path, Any] = {}
+        self.weights: int | None = None
+        self.call_paths: dict[int, Path] = {}
 
 
 class Discoverer:
     """One walk over all nodes, in file order, each node once."""
 
-    def __init__(self, reader: TensorReader, limits: Limits, arrays: bool = False) -> None:
+    def __init__(
+        self,
+        reader: TensorReader,
+        limits: Limits,
+        arrays: Callable[[Any], Tensor | None] | None = None,
+    ) -> None:
         self.reader = reader
         self.arrays = arrays
         self.limits = limits
@@ -112,10 +120,7 @@ class Discoverer:
             self._tensor(node, path)
 
     def _array(self, node: Any) -> Tensor | None:
-        shape = array_shape(node) if self.arrays else None
-        if shape is None:
-            return None
-        return Tensor("", None, shape, None, 0, None, None, "ndarray")
+        return self.arrays(node) if self.arrays is not None else None
 
     # -- going down --------------------------------------------------------------------------
     def _below(

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
+from ckptool.formats.arrays import numpy_dtype
 from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
@@ -50,6 +52,8 @@ class Describer:
         return Extra(path, _type_word(node), value, self._text(node, value))
 
     def _text(self, node: Any, value: Any) -> str:
+        if type(node) is Obj and global_name(node.fn) in _SETS:
+            return f"set of {len(value)}"
         if type(node) is Obj and _special(node) is not None:
             return _short(value)
         if type(node) is Obj and array_shape(node) is not None:
@@ -96,8 +100,8 @@ class Describer:
             if special is not None:
                 return special
         rows = dict_items(node)
-        if not rows and type(node) is Obj and node.state is not None:
-            rows = dict_items(node.state.value)
+        if not rows and type(node) is Obj:
+            rows = dict_items(_filling(node))
         if rows is not None:
             return {
                 key_text(k): self._value(v, depth, left, above) for k, v, *_ in rows[: _LEAVES + 1]
@@ -199,6 +203,17 @@ def _class_of(node: Obj) -> str | None:
     return name
 
 
+def _filling(node: Obj) -> Any:
+    """What an object is filled with: its state, else a dict among its arguments."""
+    if node.state is not None:
+        return node.state.value
+    args = items_of(node.args) or []
+    return args[0] if len(args) == 1 else None
+
+
+_SETS = ("__builtin__.set", "builtins.set", "__builtin__.frozenset", "builtins.frozenset")
+
+
 def _special(node: Obj) -> Any:
     """Values that one call spells: devices, paths, bytes, numpy scalars, sets, sizes."""
     device = device_text(node)
@@ -212,11 +227,12 @@ def _special(node: Obj) -> Any:
     if name.startswith("pathlib."):
         slash = "\\" if "Windows" in name else "/"
         return slash.join(filter(None, map(text_of, args)))
-    if name == "_codecs.encode" and args and type(args[0]) is str:
-        return f"<{len(args[0])} bytes>"
+    raw = inert_raw(args[0] if name.endswith(".bytearray") and args else node)
+    if raw is not None:
+        return f"<{len(raw)} bytes>"
     if name.endswith("multiarray.scalar") and len(args) == 2:
         return _numpy_scalar(args[0], args[1])
-    if name in ("torch.Size", "__builtin__.set", "builtins.set") and args:
+    if name in ("torch.Size", *_SETS) and args:
         inner = args[0]
         items = items_of(inner) if type(inner) is not Box else [v for v, *_ in elements(inner)]
         return [
@@ -225,32 +241,27 @@ def _special(node: Obj) -> Any:
     return None
 
 
-_NUMPY = {"f2": "<e", "f4": "<f", "f8": "<d", "i1": "<b", "i2": "<h", "i4": "<i", "i8": "<q",
-          "u1": "<B", "u2": "<H", "u4": "<I", "u8": "<Q", "b1": "<?"}  # fmt: skip
+_FORMATS = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i",
+            "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}  # fmt: skip
 
 
 def _numpy_scalar(dtype: Any, data: Any) -> Any:
     """The number in numpy's scalar(dtype, bytes); None when it is no plain number."""
     from struct import error, unpack
 
-    from ckptool.formats.judge import inert_raw
-
-    args = items_of(dtype.args) if type(dtype) is Obj else None
-    code = text_of(args[0]) if args else None
-    raw = inert_raw(data)
-    state = items_of(dtype.state.value) if type(dtype) is Obj and dtype.state is not None else None
-    order = ">" if state and len(state) > 1 and text_of(state[1]) == ">" else "<"
-    if raw is None or code not in _NUMPY:
+    known, raw = numpy_dtype(dtype), inert_raw(data)
+    if known is None or raw is None or known[0].name not in _FORMATS:
         return None
     try:
-        return _scalar(unpack(_NUMPY[code].replace("<", order), raw)[0])
+        return _scalar(unpack((">" if known[1] else "<") + _FORMATS[known[0].name], raw)[0])
     except error:
         return None
 
 
 def _type_word(node: Any) -> str:
     if type(node) is Obj:
-        return _class_of(node) or "dict"
+        name = _class_of(node) or "dict"
+        return "set" if name in _SETS else name
     if type(node) is Box:
         return {0x7D: "dict", 0x5D: "list"}.get(node.kind, "set")
     if type(node) is Tup:
@@ -268,10 +279,14 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
     if rows is None:
         return ()
     describer, found = Describer(reader), []
+    told: dict[int, Extra] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
     for key, value, *_ in rows:
         path: Path = (key if type(key) is int else key_text(key),)
         if path not in held:
-            found.append(describer.extra(value, path))
+            one = told.get(id(value))  # a large one may stand under thousands of names
+            if one is None:
+                one = told[id(value)] = describer.extra(value, path)
+            found.append(Extra(path, one.type, one.value, one.text))
     return tuple(found)

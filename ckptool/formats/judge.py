@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptool.checkpoint import Global
 from ckptool.errors import CkptError
-from ckptool.formats.measures import storage_dtype
+from ckptool.formats.measures import at_byte, storage_dtype
 from ckptool.formats.rebuild import BUILDERS
 from ckptool.formats.vetted import (
     BY_ARGUMENTS,
@@ -22,12 +22,14 @@ from ckptool.formats.vetted import (
     INSTANCES,
     NJT,
     RECORDS,
-    REFERENCE_MODULES,
     REFERENCES,
     TUPLE_STATE,
     Check,
     any_arguments,
+    is_class,
     is_foreign,
+    is_foreign_class,
+    is_value,
     mapped,
     no_arguments,
 )
@@ -67,6 +69,8 @@ class Judge:
         self.verdicts: dict[str, list[Any]] = {}
         self._callees: set[int] = set()
         self._class_tuples: set[int] = set()
+        self._class_names: set[str] = set()  # of torch, harmless as an argument by right only
+        self._attributes: dict[int, str] = {}  # getattr calls that name a nested class
 
     def run(self) -> tuple[Global, ...]:
         """Every name of the pickle with the worst verdict on its uses, in file order."""
@@ -87,7 +91,7 @@ class Judge:
         for (module, name), node in self.walked.globals.items():
             if id(node) not in self._callees:
                 self._reference(node, module, name)
-        if any(self._must_be_called(name) for name in self.verdicts):
+        if self._attributes or any(self._must_be_called(name) for name in self.verdicts):
             self._held_as_values()
         rows = sorted(self.verdicts.items(), key=lambda row: row[1][1])
         return tuple(Global(name, row[0], row[1], self.member, row[2]) for name, row in rows)
@@ -111,12 +115,16 @@ class Judge:
             module, name = dotted
         full = f"{module}.{name}"
         verdict, detail = self._verdict(module, name, call)
+        if _filled_late(call):
+            verdict, detail = CODE, "items added after its state, by methods the state may name"
         self._say(full, verdict, call.end, _called_with(call) if detail == "called" else detail)
 
     def _verdict(self, module: str, name: str, call: Obj) -> tuple[str, str]:
         args = items_of(call.args)
         full = f"{module}.{name}"
-        if args is None or ("." in name and not is_foreign(module) and full not in DOTTED):
+        if args is None or (
+            "." in name and not is_foreign_class(module, name) and full not in DOTTED
+        ):
             return CODE, "called"
         if full in CLASS_ARGUMENT and not self._subclass(full, args, call):
             return CODE, "called in an unusual way"
@@ -131,12 +139,14 @@ class Judge:
             return self._reconstructed(args, call)
         if full == "builtins.getattr":
             dotted = _attribute(call, self.walked.protocol)
-            if dotted and (is_foreign(dotted[0]) or ".".join(dotted) in DOTTED):
+            if dotted and (is_foreign_class(*dotted) or ".".join(dotted) in DOTTED):
                 self._take_class(args[0], call)
+                if is_foreign(dotted[0]):
+                    self._attributes[id(call)] = ".".join(dotted)
                 return KNOWN, ""
             return CODE, "called"
-        if call.op == NEWOBJ and full.startswith(RECORDS) and "." not in name:
-            return KNOWN, ""
+        if call.op == NEWOBJ and full.startswith(RECORDS) and not call.batches:
+            return (KNOWN, "") if is_class(name) or name == "_remote_device" else (CODE, "called")
         if full in DOTTED:
             return KNOWN, ""
         if call.op in (NEWOBJ, INST, OBJ) and not args and call.kwargs is None:
@@ -153,16 +163,19 @@ class Judge:
         at = CLASS_ARGUMENT[full]
         if len(args) <= at or type(args[at]) is not GlobalNode:
             return False
-        if at == 1 and (type(args[0]) is not GlobalNode or args[0].full not in {*BUILDERS, NJT}):
+        if at == 1 and (type(args[0]) is not GlobalNode or args[0].full not in _MAKERS):
             return False
         module, name = mapped(args[at], self.walked.protocol)
+        full = f"{module}.{name}"
         self._take_class(args[at], call)
-        known = f"{module}.{name}" in REFERENCES or module.startswith("torch.")
-        self._say(
-            f"{module}.{name}",
-            KNOWN if known else FOREIGN if is_foreign(module) else CODE,
-            call.end,
-        )
+        if at == 1:
+            self._callees.add(id(args[0]))
+            self._say(args[0].full, KNOWN, call.end)
+        known = full in REFERENCES or (module.startswith("torch.") and is_class(name))
+        if known and not is_value(module, name):
+            self._class_names.add(full)
+        foreign = is_foreign_class(module, name)
+        self._say(full, KNOWN if known else FOREIGN if foreign else CODE, call.end)
         return True
 
     def _fits(self, row: tuple[Check, str, bool], args: list[Any], call: Obj) -> bool:
@@ -199,17 +212,19 @@ class Judge:
         full = f"{module}.{name}"
         if call.state is not None and _state_kind(call) != DICT_STATE:
             return CODE, "its __setstate__ would be called"
-        if full.startswith(INSTANCES) and "." not in name:
-            return KNOWN, ""
-        return (FOREIGN, "") if is_foreign(module) else (CODE, "called")
+        if full.startswith(INSTANCES):
+            plain = is_class(name) and call.op in (NEWOBJ, REDUCE) and not call.batches
+            return (KNOWN, "") if plain else (CODE, "called in an unusual way")
+        return (FOREIGN, "") if is_foreign_class(module, name) else (CODE, "called")
 
     def _storage_class(self, pers: Pers) -> None:
         items = items_of(pers.pid) or []
         if len(items) > 1 and type(items[1]) is GlobalNode:
             node = items[1]
             if text_of(items[0]) != "module":
-                self._callees.add(id(node))
-            elif is_foreign(node.module):
+                if _is_storage_class(node):
+                    self._callees.add(id(node))
+            elif is_foreign_class(node.module, node.name):
                 self._callees.add(id(node))
                 self._say(node.full, FOREIGN, pers.end)
 
@@ -220,27 +235,24 @@ class Judge:
             return
         module, name = mapped(node, self.walked.protocol)
         full = f"{module}.{name}"
-        known = full in REFERENCES or full in CALLS or _is_storage_class(node)
-        known = known or full.startswith((*REFERENCE_MODULES, *INSTANCES, *RECORDS))
-        known = known and "." not in name
-        known = known or full == "copyreg._reconstructor"
+        known = is_value(module, name) or _is_storage_class(node)
         self._say(full, KNOWN if known else CODE, node.offset, "" if known else "named as a value")
 
     def _must_be_called(self, name: str) -> bool:
         """A foreign class, and what is known by its arguments alone: harmless when called
         here as it is, of unknown use to whoever holds it.
         """
-        return self.verdicts.get(name, [KNOWN])[0] == FOREIGN or name in BY_ARGUMENTS
+        foreign = self.verdicts.get(name, [KNOWN])[0] == FOREIGN
+        return foreign or name in BY_ARGUMENTS or name in self._class_names
 
     def _held_as_values(self) -> None:
         """A foreign class that is also held as a value could be called by its holder."""
         protocol = self.walked.protocol
-        bound = {
-            id(node) for node in self.walked.globals.values()
-            if self._must_be_called(".".join(mapped(node, protocol)))
-        }  # fmt: skip
+        named = ((node, ".".join(mapped(node, protocol))) for node in self.walked.globals.values())
+        bound = {id(node): name for node, name in named if self._must_be_called(name)}
+        bound |= self._attributes
         seen: set[int] = set()
-        stack: list[Any] = [self.walked.root]
+        stack: list[Any] = [self.walked.root, *self.walked.calls]  # also what is popped again
         while stack:
             node = stack.pop()
             if type(node) not in (Tup, Box, Obj, Pers) or id(node) in seen:
@@ -253,7 +265,7 @@ class Judge:
                 held = _embedded_class(child)
                 if id(held) in bound and not _made_by(node, child):
                     self._say(
-                        ".".join(mapped(held, protocol)), CODE, held.offset, "named as a value"
+                        bound[id(held)], CODE, at_byte(held) or held.offset, "named as a value"
                     )
                 elif held is child:
                     stack.append(child)
@@ -276,6 +288,7 @@ def _attribute(node: Any, protocol: int) -> tuple[str, str] | None:
     return module, f"{name}.{args[1]}"
 
 
+_MAKERS = {*BUILDERS, NJT} - CLASS_ARGUMENT.keys()
 _ANY_ARGUMENTS = (
     frozenset(name for name, row in CALLS.items() if row[0] is any_arguments)
     - CLASS_ARGUMENT.keys()
@@ -292,6 +305,12 @@ def _usual_kind(call: Obj) -> bool | None:
     if fn.full in _ANY_ARGUMENTS:
         return True
     return False if fn.full == "collections.OrderedDict" and call.args == () else None
+
+
+def _filled_late(call: Obj) -> bool:
+    """Items after BUILD go through `append`, `extend` or `__setitem__` as the state has them."""
+    state = call.state
+    return state is not None and any(batch.end > state.end for batch in call.batches or ())
 
 
 def _embedded_class(node: Any) -> Any:
@@ -344,7 +363,7 @@ def inert_raw(node: Any) -> bytes | None:
         return node.value
     if type(node) is Obj and type(node.fn) is GlobalNode and node.fn.full == "_codecs.encode":
         args = items_of(node.args) or []
-        if args and type(args[0]) is str:
+        if len(args) == 2 and type(args[0]) is str and text_of(args[1]) in ("latin1", "latin-1"):
             try:
                 return args[0].encode("latin-1")
             except UnicodeEncodeError:

@@ -6,8 +6,7 @@ functions. Every number that a file declares is checked here, in Python ints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptool.checkpoint import (
     BY_TORCH_STORAGE,
@@ -22,8 +21,7 @@ from ckptool.errors import PickleInvalid, TensorBounds
 from ckptool.pickles.nodes import Global, Obj, items_of, text_of
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """A storage as one persistent id names it: legacy files may shift it by elements."""
 
     storage: Storage

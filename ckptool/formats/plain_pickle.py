@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ckptool.checkpoint import Checkpoint, DType, Global, Piece
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
+from ckptool.formats.arrays import ArrayReader
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge, inert_raw
 from ckptool.formats.measures import View, global_name
@@ -44,7 +45,8 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     verdicts = Judge(walked, "the pickle", [id(call) for call in calls if id(call) in nested.views])
     judged = _merged([*verdicts.run(), *nested.verdicts])
     reader.storages = nested.reader.storages
-    return assemble(source, NAME, walked, reader, limits, arrays=True, judged=judged)
+    arrays = ArrayReader(walked.data, source.absolute)
+    return assemble(source, NAME, walked, reader, limits, arrays=arrays.read, judged=judged)
 
 
 def _nowhere(key: str, dtype: DType, count: int) -> Located:

@@ -105,8 +105,11 @@ def _spliced(walked: Walked, edits: Edits, result: Rewritten) -> bytes:
 def _rename(checkpoint: Checkpoint, changes: Changes, edits: Edits, result: Rewritten) -> None:
     handle: PickleHandle = checkpoint.handle
     names: dict[str, str] = {}
+    by_path: dict[Path, dict[str, str]] = {}
+    for (path, key), new_key in changes.renames.items():
+        by_path.setdefault(path, {})[key] = new_key
     for table in checkpoint.tables:
-        renames = {key: new for (path, key), new in changes.renames.items() if path == table.path}
+        renames = by_path.get(table.path)
         if not renames:
             continue
         owner = handle.found.owners.get(table.path)
@@ -114,11 +117,13 @@ def _rename(checkpoint: Checkpoint, changes: Changes, edits: Edits, result: Rewr
         if rows is None:
             raise Unsupported("keys of this kind of table cannot be renamed in place")
         for key, _, start, _, _ in rows:
-            new = renames.get(text_of(key) or "")
+            text = text_of(key)
+            new = None if text is None else renames.get(text)  # a number is no empty name
             if new is not None:
                 edits.strings[start] = new
         _rename_metadata(owner, renames, [text_of(row[0]) or "" for row in rows], edits)
-        names = {**renames, **names}
+        for key, new in renames.items():
+            names.setdefault(key, new)
     if names:
         result.names_followed = _follow_names(handle, names, edits)
 

@@ -19,7 +19,7 @@ from ckptool.checkpoint import (
     Table,
     Tensor,
 )
-from ckptool.errors import HeaderInvalid, LimitExceeded, Truncated
+from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, Truncated
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
 from ckptool.spans import Span
@@ -43,7 +43,9 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
             path=source.name,
             hint=_AGAIN,
         )
-    header = parse_header(source.read(8, size))
+    data = source.read(0, 8 + size)
+    _refuse_pickle(source, data, limits)
+    header = parse_header(data[8:])
     metadata = header.pop("__metadata__", None)
     notes: list[Note] = []
     rows = [_row(key, value, notes, limits) for key, value in header.items()]
@@ -55,6 +57,25 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
         tables=(Table((), tensors),), weights=0, tensors=tensors, storages=storages,
         extras=_metadata_extras(metadata), notes=tuple(notes), handle=metadata,
     )  # fmt: skip
+
+
+def _refuse_pickle(source: Source, data: bytes, limits: Limits) -> None:
+    """Lengths of some sizes are opcodes too; torch.load would run what they lead to."""
+    from ckptool.pickles.walk import walk
+
+    for more in (0, 1 << 20):
+        if more:
+            data = source.read(0, min(source.size, len(data) + more))
+        try:
+            seen, why = walk(data, 0, limits), ""
+        except CkptError as error:
+            seen, why = error.partial, error.text  # type: ignore[attr-defined]
+        names = seen.globals.values()
+        named = any(n.computed or n.module.replace(".", "_").isidentifier() for n in names)
+        if named or seen.calls or seen.persistent or (more and "bytes left" in why):
+            raise HeaderInvalid("its first bytes are a pickle that calls functions", offset=0)
+        if why.startswith(("opcode", "the pickle takes", "a memo slot")):
+            return
 
 
 def parse_header(data: bytes) -> dict[str, Any]:

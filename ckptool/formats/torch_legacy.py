@@ -7,8 +7,7 @@ those from the storage classes in the main pickle. No checksum is recorded anywh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Storage
 from ckptool.errors import HeaderInvalid, PickleInvalid, StorageSize, Truncated
@@ -31,8 +30,7 @@ _FIRST_BYTES = 1 << 20
 _PARTS = ("magic number", "protocol version", "system info", "main pickle", "storage keys")
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """The five walked pickles, and where the storages' data begins and ends."""
 
     pickles: tuple[Walked, ...]

@@ -46,6 +46,7 @@ class TensorReader:
         self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
+        self._tags: dict[str, str] = {}
         self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
         self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
@@ -85,7 +86,8 @@ class TensorReader:
         known = self.storages.get(key)
         if known is None:
             pieces, crc = self.resolve(key, dtype, count)
-            known = self.storages[key] = Storage(key, dtype, count, device, pieces, crc)
+            first = self._tags.get(key, device)
+            known = self.storages[key] = Storage(key, dtype, count, first, pieces, crc)
         elif known.dtype is not dtype or known.count != count:
             if count * dtype.size_bytes != known.size_bytes:
                 raise StorageSize(
@@ -107,6 +109,17 @@ class TensorReader:
         if offset + size > storage.count:
             raise TensorBounds("a storage view reaches past its storage", offset=node.end)
         return offset
+
+    def note_tags(self, walked: Walked) -> None:
+        """Remember each storage's first location: the one that counts in torch, whatever the
+        order in which tensors are met here.
+        """
+        for pers in walked.persistent:
+            items = items_of(pers.pid)
+            if items is not None and len(items) in (5, 6):
+                key, device = text_of(items[2]), text_of(items[3])
+                if key is not None and device is not None:
+                    self._tags.setdefault(key, device)
 
     # -- tensors -----------------------------------------------------------------------------
     def finish(self, walked: Walked) -> None:

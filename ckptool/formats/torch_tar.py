@@ -6,6 +6,7 @@ Source: torch/serialization.py, legacy_load, for the three members.
 
 from __future__ import annotations
 
+import re
 from struct import unpack
 from typing import Any
 
@@ -26,6 +27,7 @@ TITLE = "PyTorch 0.1 tar"
 SUFFIXES = (".pth", ".pt", ".pth.tar")
 _BLOCK = 512
 _PICKLE_BYTES = 1 << 16
+_TIMES = frozenset((b"mtime", b"atime", b"ctime"))  # what pax headers of torch 0.1 hold
 _WANTED = ("storages", "tensors", "pickle")
 
 
@@ -34,7 +36,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
 
     Raises NotACheckpoint for a tar of something else, HeaderInvalid, TensorBounds.
     """
-    members = tar_members(source, limits)
+    members, odd = tar_members(source, limits)
     if any(name not in members for name in _WANTED):
         names = ", ".join(f"'{name}'" for name in list(members)[:5])
         raise NotACheckpoint(
@@ -42,6 +44,8 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
             path=source.name,
             hint="unpack it with tar -xf, then give what is inside",
         )
+    for text, at in odd.items():
+        raise HeaderInvalid(f"a tar member that {text}: readers disagree on it", offset=at)
     state = _Reading(source, limits)
     state.read_storages(source.window(members["storages"]))
     state.read_tensors(source.window(members["tensors"]))
@@ -55,9 +59,39 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     )
 
 
-def tar_members(source: Source, limits: Limits) -> dict[str, Span]:
-    """The regular members by name. Raises HeaderInvalid for links, devices and repeats."""
+def is_header(block: bytes) -> bool:
+    """Whether a block is a tar header for Python's tarfile: by its checksum, signed or not."""
+    if len(block) < _BLOCK or not block.strip(b"\0") or block[:4] == b"PK\3\4":
+        return False
+    try:
+        wanted = _size(block[148:156])
+    except HeaderInvalid:
+        return False
+    rest = block[:148] + b" " * 8 + block[156:_BLOCK]
+    return wanted in (sum(rest), sum(rest) - 256 * sum(byte > 127 for byte in rest))
+
+
+def _oddity(header: bytes, name: str, size: int, records: bytes) -> str | None:
+    """What makes readers see different members: renamed ones, data where others expect none."""
+    kind = header[156:157]
+    if not is_header(header):
+        return "has a wrong checksum"
+    if kind == b"x":
+        keys = re.findall(rb"(?m)^\d+ ([^=\n]*)=[^\n]*$", records)
+        plain = set(keys) <= _TIMES and len(keys) == records.count(b"\n") == records.count(b"=")
+        return None if plain else "renames or resizes another"
+    if kind in (b"0", b"\0"):
+        return "is a file and a folder" if name.endswith("/") else None
+    return None if kind == b"5" and not size else f"is of the kind {kind!r}"
+
+
+def tar_members(source: Source, limits: Limits) -> tuple[dict[str, Span], dict[str, int]]:
+    """The regular members by name, and what makes them doubtful, with its byte.
+
+    Raises HeaderInvalid for links, devices and repeats.
+    """
     members: dict[str, Span] = {}
+    odd: dict[str, int] = {}
     at = 0
     while at + _BLOCK <= source.size:
         header = source.read(at, _BLOCK)
@@ -70,6 +104,10 @@ def tar_members(source: Source, limits: Limits) -> dict[str, Span]:
             raise Truncated(
                 f"the tar member '{name}' is cut", path=source.name, hint="download it again"
             )
+        records = source.read(data.offset, size) if kind == b"x" and size < _PICKLE_BYTES else b"="
+        oddity = _oddity(header, name, size, records)
+        if oddity is not None:
+            odd.setdefault(oddity, at)
         if kind in (b"0", b"\0"):
             if name in members:
                 raise HeaderInvalid(f"the tar member '{name}' stands twice", offset=at)
@@ -81,17 +119,17 @@ def tar_members(source: Source, limits: Limits) -> dict[str, Span]:
         if len(members) > limits.entry_count:
             raise LimitExceeded("entries", "too many tar members")
         at = data.offset + -(-size // _BLOCK) * _BLOCK
-    return members
+    return members, odd
 
 
 def _size(field: bytes) -> int:
     """Octal text, or base 256 where the first bit is set."""
-    if field[0] & 0x80:
+    if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise HeaderInvalid("a tar header whose size is no number") from None
+    text = field.partition(b"\0")[0].strip(b" ") or b"0"
+    if text.strip(b"01234567"):
+        raise HeaderInvalid("a tar header whose size is no number")
+    return int(text, 8)
 
 
 class _Reading:

@@ -5,7 +5,7 @@ Knows: record names and what they promise. Must not know: verbs, how a zip is la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, DType, Note, Piece
 from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, StorageSize, Truncated
@@ -22,8 +22,7 @@ SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".pth.tar")
 _AGAIN = "download or copy it again"
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(NamedTuple):
     """An open archive: its directory, and whether its numbers are big-endian."""
 
     source: Source

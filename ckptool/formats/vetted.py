@@ -18,7 +18,9 @@ from ckptool.pickles.nodes import text_of
 # Standard modules that left the standard library: a class of theirs is not foreign.
 _GONE = frozenset(("distutils", "imp", "asynchat", "asyncore", "smtpd", "cgi", "cgitb", "crypt",
                    "pipes", "telnetlib", "uu", "xdrlib", "nntplib", "commands", "lib2to3"))  # fmt: skip
-_OURS = frozenset(("torch", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions"))
+_OURS = frozenset(
+    ("torch", "functorch", "torchgen", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions")
+)
 
 
 def _plain(args: list[Any]) -> bool:
@@ -123,11 +125,12 @@ INSTANCES = ("torch.nn.", "torch.ao.nn.", "torch.optim.",
               "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.", "omegaconf.")  # fmt: skip
 
 # Records of torch.distributed and nested tensors: NEWOBJ with data, any data as state.
-RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed._shard.",
+_SHARDED = "torch.distributed._shard.sharded_tensor"
+RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", f"{_SHARDED}.",
+            "torch.distributed._shard.metadata.", "torch.distributed._shard.sharding_spec.",
             "torch.distributed._mesh_layout.", "torch.distributed.device_mesh.",
             "torch.distributed.remote_device.", "torch.distributed.checkpoint.metadata.",
             "torch._dynamo.decorators._DimRange")  # fmt: skip
-_SHARDED = "torch.distributed._shard.sharded_tensor"
 DOTTED = frozenset(
     (f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING")
 )
@@ -147,7 +150,44 @@ REFERENCES = frozenset((
       "int64", "uint8", "uint16", "uint32", "uint64", "bool_", "complex64", "complex128")),
 ))  # fmt: skip
 BY_ARGUMENTS = frozenset(("builtins.getattr", "torch.storage._load_from_bytes"))
-REFERENCE_MODULES = ("torch.nn.functional.", "torch._C._nn.")
+# Pure functions that modules hold as values; what these modules import is not theirs.
+_FUNCTIONAL = frozenset((
+    "alpha_dropout", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "batch_norm", "bilinear", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "celu", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "cosine_embedding_loss", "cosine_similarity",
+    "cross_entropy", "ctc_loss", "dropout", "dropout1d", "dropout2d", "dropout3d", "elu",
+    "embedding", "feature_alpha_dropout", "fold", "gaussian_nll_loss", "gelu", "glu",
+    "grid_sample", "group_norm", "gumbel_softmax", "hardshrink", "hardsigmoid", "hardswish",
+    "hardtanh", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
+    "l1_loss", "layer_norm", "leaky_relu", "linear", "local_response_norm", "log_softmax",
+    "logsigmoid", "margin_ranking_loss", "max_pool1d", "max_pool2d", "max_pool3d", "mish",
+    "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+    "nll_loss", "normalize", "one_hot", "pad", "pairwise_distance", "pixel_shuffle",
+    "pixel_unshuffle", "poisson_nll_loss", "prelu", "relu", "relu6", "rms_norm", "rrelu",
+    "scaled_dot_product_attention", "selu", "sigmoid", "silu", "smooth_l1_loss",
+    "soft_margin_loss", "softmax", "softmin", "softplus", "softshrink", "softsign", "tanh",
+    "tanhshrink", "threshold", "triplet_margin_loss", "unfold", "upsample"))  # fmt: skip
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is spelled as torch spells classes; what its modules import mostly is not."""
+    return "." not in name and name.lstrip("_")[:1].isupper()
+
+
+def is_value(module: str, name: str) -> bool:
+    """Whether a name may stand in a file as a value: harmless with whatever arguments its
+    holder calls it.
+    """
+    full = f"{module}.{name}"
+    if module == "torch.nn.functional":
+        return name.rstrip("_") in _FUNCTIONAL
+    if module in ("torch._C._nn", "torch.nn.init"):
+        return name[:1] != "_" and "." not in name and (name[-1:] == "_" or module[-1] == "n")
+    if full in CALLS:
+        return is_class(name) or CALLS[full][0] is not any_arguments
+    return full in REFERENCES or (full.startswith(INSTANCES) and is_class(name))
 
 
 NJT = "torch.nested._internal.nested_tensor._rebuild_njt"
@@ -169,6 +209,13 @@ def mapped(node: GlobalNode, protocol: int) -> tuple[str, str]:
 
     module, name = NAME_MAPPING.get((node.module, node.name), (node.module, node.name))
     return IMPORT_MAPPING.get(module, module), name
+
+
+def is_foreign_class(module: str, name: str) -> bool:
+    """The same of a class; `Outer.Inner` is one, `os.system` of a module that imports os not."""
+    first, *rest = name.split(".")
+    nested = first.lstrip("_")[:1].isupper() and not any(part.startswith("__") for part in rest)
+    return is_foreign(module) and (nested or not rest)
 
 
 def is_foreign(module: str) -> bool:

@@ -9,7 +9,6 @@ Ints, floats, str, bool and None stand for themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 DICT, LIST, SET = 0x7D, 0x5D, 0x8F  # the opcodes that make an empty one
@@ -20,7 +19,8 @@ TEXT_OPS = frozenset((0x55, 0x54, 0x53))  # SHORT_BINSTRING BINSTRING STRING: a 
 
 class Global:
     """A class or function by name (`full` is `module.name`); `offset` is where it is first
-    named."""
+    named.
+    """
 
     __slots__ = ("computed", "full", "module", "name", "offset")
 
@@ -121,26 +121,30 @@ class Raw:
         self.start = start
 
 
-@dataclass(slots=True)
 class Walked:
     """One pickle, walked: `root`, and what a rewrite needs. All positions are bytes of `data`."""
 
-    data: bytes
-    start: int
-    end: int
-    root: Any
-    protocol: int
-    memo: dict[int, Any]
-    memo_start: dict[int, int]
-    gets: list[int]
-    puts: list[int]
-    persistent: list[Pers]
-    calls: list[Obj]
-    globals: dict[tuple[str, str], Global]
-    frames: list[int]
-    stack_globals: list[tuple[int, int, Global]]
-    builds_on_others: list[tuple[int, Any]]
-    oddities: dict[str, int] = field(default_factory=dict)
+    __slots__ = ("builds_on_others", "calls", "data", "end", "frames", "gets", "globals", "memo",
+                 "memo_start", "oddities", "persistent", "protocol", "puts", "root",
+                 "stack_globals", "start")  # fmt: skip
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self.data = data
+        self.start = start
+        self.end = start
+        self.root: Any = None
+        self.protocol = 0
+        self.memo: dict[int, Any] = {}
+        self.memo_start: dict[int, int] = {}
+        self.gets: list[int] = []
+        self.puts: list[int] = []
+        self.persistent: list[Pers] = []
+        self.calls: list[Obj] = []
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.frames: list[int] = []
+        self.stack_globals: list[tuple[int, int, Global]] = []
+        self.builds_on_others: list[tuple[int, Any]] = []
+        self.oddities: dict[str, int] = {}
 
 
 def pairs(node: Box | Obj) -> Iterator[tuple[Any, Any, int, int, int]]:

@@ -42,7 +42,7 @@ def walk(
     """
     if len(data) - start > limits.pickle_bytes:
         raise LimitExceeded("pickle-bytes", f"the pickle has {len(data) - start:,} bytes")
-    seen = Walked(data, start, start, None, 0, {}, {}, [], [], [], [], {}, [], [], [])
+    seen = Walked(data, start)
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -203,6 +203,7 @@ _WRAPPED_BY = {
 
 def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Iterator[Note]:
     """One note a table: what wraps its names, and the one command that unwraps them all."""
+    commands: dict[str, str | None] = {}
     for i, rows in wrapped.items():
         table = checkpoint.tables[i]
         at = f" at '{'.'.join(map(str, table.path))}'" if table is not shown else ""
@@ -213,9 +214,10 @@ def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Ite
         only_module = len(rows) == 1 and set(rows[0][0].split(".")) == {"module", ""}
         options = "--strip-module" if only_module else "--unwrap"
         slug = "module-prefix" if only_module else "wrapper"
-        works = _works(checkpoint, options[2:])
-        command = _command(checkpoint, options, "plain") if works else None
-        yield Note(slug, "; ".join(dict.fromkeys(texts)), command)
+        if options not in commands:  # once for all tables: each asks all tables
+            works = _works(checkpoint, options[2:])
+            commands[options] = _command(checkpoint, options, "plain") if works else None
+        yield Note(slug, "; ".join(dict.fromkeys(texts)), commands[options])
 
 
 def _works(checkpoint: Checkpoint, rule: str) -> bool:
