@@ -11,6 +11,7 @@ from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import global_name
 from ckptool.pickles.nodes import Box, Obj, Tup, elements, items_of, pairs, text_of
 
+_MANY = 1_000
 SCALARS = (int, float, bool, type(None))
 Rows = list[tuple[Any, Any, int, int, int]]
 
@@ -48,7 +49,16 @@ def state_items(node: Obj) -> dict[str, Any] | None:
     if node.state is None or type(node.state.value) is not Box:
         return None
     rows = dict_items(node.state.value)
-    return None if rows is None else {k: v for k, v, *_ in rows if type(k) is str}
+    if rows is None:
+        return None
+    return {name: v for k, v, *_ in rows if (name := text_of(k)) is not None}
+
+
+def is_optimizer(rows: Rows) -> bool:
+    """Whether these are the items of an optimizer's state_dict: few, `state` and `param_groups`
+    among them.
+    """
+    return len(rows) < _MANY and {"state", "param_groups"} <= {text_of(key) for key, *_ in rows}
 
 
 def key_text(key: Any) -> str:

@@ -16,6 +16,7 @@ from ckptool.formats.dicts import (
     SCALARS,
     Rows,
     dict_items,
+    is_optimizer,
     key_text,
     metadata_of,
     module_parts,
@@ -66,6 +67,7 @@ class Discoverer:
         self.limits = limits
         self.found = Found()
         self.seen: set[int] = set()
+        self._counts: dict[int, int] = {}
         self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
 
@@ -127,17 +129,23 @@ class Discoverer:
         self, node: Any, rows: Rows | None, path: Path, wanted: bool
     ) -> Iterator[tuple[Any, Path, bool]]:
         if rows is not None:
-            optimizer = {"state", "param_groups"} <= {k for k, *_ in rows if type(k) is str}
+            optimizer = is_optimizer(rows)
             for key, value, *_ in rows:
                 if type(key) in _NODES:
                     yield key, (*path, "<key>"), False
                 if type(value) not in _NODES:
                     continue
                 name = key_text(key) if type(key) is not int else key
-                inside = wanted and not optimizer and self.reader.tensor(value) is None
+                place = (*path, name)
+                record = self.placed.pop((place, id(value)), None)
+                if record is not None:  # its table has read it
+                    self.found.tensors.append(record)
+                    self.seen.add(id(value))
+                    continue
+                inside = wanted and not optimizer
                 if inside and type(name) is str:
                     inside = _SKIP.search(name) is None
-                yield value, (*path, name), inside
+                yield value, place, inside
         if type(node) is Tup:
             for i, item in enumerate(node.items):
                 yield item, (*path, i), wanted
@@ -218,10 +226,17 @@ class Discoverer:
             name = text_of(key) or ""
             if type(value) not in (Box, Obj) or _SKIP.search(name) or name.endswith("_extra_state"):
                 continue
-            inside = sum(self._is_tensor(inner) for _, inner, *_ in dict_items(value) or ())
+            inside = self._tensors_in(value)
             if self._is_module(value) or inside > count or (inside and name in _RANK):
                 return True
         return False
+
+    def _tensors_in(self, node: Any) -> int:
+        """Tensors right inside a dict; remembered, since thousands of dicts may share one."""
+        if id(node) not in self._counts:
+            rows = dict_items(node) or ()
+            self._counts[id(node)] = sum(self._is_tensor(inner) for _, inner, *_ in rows)
+        return self._counts[id(node)]
 
     def _is_tensor(self, node: Any) -> bool:
         tensor = self.reader.tensor(node) or self._array(node)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.arrays import numpy_dtype
-from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.dicts import dict_items, is_optimizer, key_text
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
@@ -28,6 +28,7 @@ class Describer:
 
     def __init__(self, reader: TensorReader) -> None:
         self.reader = reader
+        self._known_states: dict[int, tuple[int, dict[str, int], dict[str, int]]] = {}
 
     def extra(self, node: Any, path: Path) -> Extra:
         """One entry: its type, its JSON-ready value (None when opaque), one line of text."""
@@ -116,20 +117,10 @@ class Describer:
     def _optimizer(self, node: Any) -> dict[str, Any] | None:
         """Groups, parameter count, state names and devices of an optimizer's state_dict."""
         rows = dict_items(node)
-        if rows is None:
+        if rows is None or not is_optimizer(rows):
             return None
-        parts = {k: v for k, v, *_ in rows if type(k) is str}
-        if not {"state", "param_groups"} <= parts.keys():
-            return None
-        states = dict_items(parts["state"]) or []
-        names: dict[str, int] = {}
-        devices: dict[str, int] = {}
-        for _, state, *_ in states:
-            for key, value, *_ in dict_items(state) or ():
-                names[key_text(key)] = names.get(key_text(key), 0) + 1
-                tensor = self.reader.tensor(value)
-                if tensor is not None:
-                    devices[tensor.device] = devices.get(tensor.device, 0) + 1
+        parts = {text_of(key): value for key, value, *_ in rows}
+        count, names, devices = self._states(parts["state"])
         groups = (
             [self._group(group) for group, *_ in elements(parts["param_groups"])]
             if type(parts["param_groups"]) is Box
@@ -139,10 +130,28 @@ class Describer:
         return {
             "family": family,
             "groups": groups,
-            "state_count": len(states),
+            "state_count": count,
             "state_names": list(names),
             "devices": devices,
         }
+
+    def _states(self, node: Any) -> tuple[int, dict[str, int], dict[str, int]]:
+        """How many parameters have state, the names of its parts, and where its tensors are.
+        Remembered, since thousands of optimizers may share one.
+        """
+        if id(node) in self._known_states:
+            return self._known_states[id(node)]
+        states = dict_items(node) or []
+        names: dict[str, int] = {}
+        devices: dict[str, int] = {}
+        for _, state, *_ in states:
+            for key, value, *_ in dict_items(state) or ():
+                names[key_text(key)] = names.get(key_text(key), 0) + 1
+                tensor = self.reader.tensor(value)
+                if tensor is not None:
+                    devices[tensor.device] = devices.get(tensor.device, 0) + 1
+        known = self._known_states[id(node)] = (len(states), names, devices)
+        return known
 
     def _group(self, node: Any) -> dict[str, Any]:
         group: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from ckptool.checkpoint import Changes, Checkpoint, Path
 from ckptool.errors import KeyDuplicate, PickleInvalid, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.dicts import dict_items, state_items
+from ckptool.formats.dicts import dict_items, is_optimizer, state_items
 from ckptool.formats.judge import CODE
 from ckptool.formats.measures import device_text, global_name
 from ckptool.formats.rebuild import DEVICE_ARGUMENT
@@ -135,11 +135,10 @@ def _rename_metadata(owner: Any, renames: Mapping[str, str], keys: list[str], ed
     if not rows:
         return
     moved, dropped = metadata_renames([text_of(row[0]) or "" for row in rows], renames, keys)
-    closes = _closers(node)
     for key, _, start, _, end in rows:
         path = text_of(key)
         if path in dropped:
-            edits.deletions.append((_item_start(node, start), closes.get(end, end)))
+            edits.deletions.append(_item_span(node, start, end))
         elif path in moved:
             edits.strings[start] = moved[path]
 
@@ -155,31 +154,38 @@ def _closers(node: Any) -> dict[int, int]:
     return ends
 
 
-def _item_start(node: Any, start: int) -> int:
-    """Python 2 lists its items as [key, value]: the whole inner list goes."""
+def _item_span(node: Any, start: int, end: int) -> tuple[int, int]:
+    """All bytes of the item whose key starts at `start`; Python 2 lists items as [key, value],
+    and the whole inner list goes.
+    """
+    closes = _closers(node)
     args = items_of(node.args) if type(node) is Obj else None
     if args and type(args[0]) is Box:
-        for element, at, end in elements(args[0]):
-            if type(element) in (Box, Tup) and at <= start < end:
-                raise Unsupported("a `_metadata` of Python 2 whose entries would collide")
-    return start
+        for _, at, stop in elements(args[0]):
+            if at <= start < stop:
+                return at, closes.get(stop, stop)
+    return start, closes.get(end, end)
 
 
 def _follow_names(handle: PickleHandle, names: Mapping[str, str], edits: Edits) -> int:
     """Optimizers that go by name: `param_names`, and state or params keyed by key."""
     before = len(edits.strings)
+    states: set[int] = set()  # optimizers may share one
     for node in _optimizers(handle):
-        rows = {key: value for key, value, *_ in dict_items(node) or () if type(key) is str}
-        for key, _, start, _, _ in dict_items(rows["state"]) or ():
-            if type(key) is str and key in names:
-                edits.strings[start] = names[key]
+        rows = {text_of(key): value for key, value, *_ in dict_items(node) or ()}
+        state = rows["state"]
+        if id(state) not in states:
+            states.add(id(state))
+            for key, _, start, _, _ in dict_items(state) or ():
+                if (name := text_of(key)) in names:
+                    edits.strings[start] = names[name or ""]
         groups = rows["param_groups"]
         for group, *_ in elements(groups) if type(groups) is Box else ():
             for key, value, *_ in dict_items(group) or ():
-                if key in ("param_names", "params") and type(value) is Box:
-                    for name, start, _ in elements(value):
-                        if type(name) is str and name in names:
-                            edits.strings[start] = names[name]
+                if text_of(key) in ("param_names", "params") and type(value) is Box:
+                    for item, start, _ in elements(value):
+                        if (name := text_of(item)) in names:
+                            edits.strings[start] = names[name or ""]
     return len(edits.strings) - before
 
 
@@ -195,7 +201,7 @@ def _optimizers(handle: PickleHandle) -> Iterator[Any]:
         if type(node) is Obj and handle.reader.tensor(node) is not None:
             continue
         rows = dict_items(node)
-        if rows and {"state", "param_groups"} <= {key for key, *_ in rows if type(key) is str}:
+        if rows and is_optimizer(rows):
             yield node
         else:
             stack.extend(children(node))
