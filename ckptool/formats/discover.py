@@ -130,6 +130,7 @@ class Discoverer:
     ) -> Iterator[tuple[Any, Path, bool]]:
         if rows is not None:
             optimizer = is_optimizer(rows)
+            leaves = all(type(row[1]) not in _NODES or self._is_tensor(row[1]) for row in rows)
             for key, value, *_ in rows:
                 if type(key) in _NODES:
                     yield key, (*path, "<key>"), False
@@ -137,8 +138,8 @@ class Discoverer:
                     continue
                 name = key_text(key) if type(key) is not int else key
                 place = (*path, name)
-                record = self.placed.pop((place, id(value)), None)
-                if record is not None:  # its table has read it
+                record = self.placed.pop((place, id(value)), None) if leaves else None
+                if record is not None:  # its table has read it, and nothing stands between
                     self.found.tensors.append(record)
                     self.seen.add(id(value))
                     continue
