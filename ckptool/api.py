@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from ckptool.checkpoint import Checkpoint, Extra, Storage, Table, Tensor
-from ckptool.errors import CkptError, UsageError
+from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, Source, open_source
@@ -20,7 +20,7 @@ from ckptool.render import render
 from ckptool.rules import Rule
 from ckptool.verbs import convert as _converting
 from ckptool.verbs import report as _reporting
-from ckptool.verbs.convert import Request, convert_place
+from ckptool.verbs.convert import build_request, convert_place
 from ckptool.verbs.inspect import Selection, choose_table, inspect_place, inspect_source
 
 PathLike = str | os.PathLike[str]
@@ -256,27 +256,6 @@ def convert(
     )  # fmt: skip
     target = None if output is None else os.fspath(output)
     return Conversion(**_fields(convert_place(os.fspath(path), target, request, limits)))
-
-
-def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
-    """A Request, its contradictions refused. Raises UsageError."""
-    mapped, rules = rest["mapped"], rest["rules"]
-    if (to_cpu and to_gpu is not None) or (mapped and (to_cpu or to_gpu is not None)):
-        raise UsageError("only one of to-cpu, to-gpu and map-location can be given")
-    if any(new == "meta" for _, new in mapped):
-        raise UsageError("nothing can move to meta: torch would find no data there")
-    if to_gpu is not None and to_gpu < 0:
-        raise UsageError(f"there is no GPU {to_gpu}")
-    if rest["keep_module"] and any(rule.name in ("strip-module", "add-module") for rule in rules):
-        raise UsageError("keep-module contradicts strip-module and add-module")
-    if {"strip-module", "add-module"} <= {rule.name for rule in rules}:
-        raise UsageError("strip-module contradicts add-module")
-    if not (to_cpu or to_gpu is not None or mapped or rules):
-        raise UsageError(
-            "nothing to do: no device and no key rule is given", hint="--to-cpu is the usual one"
-        )
-    device = "cpu" if to_cpu else f"cuda:{to_gpu}" if to_gpu is not None else None
-    return Request(device=device, **rest)
 
 
 __all__ = [

@@ -8,14 +8,12 @@ It stands apart from `spans` because looking needs none of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptool.spans import Address, Span
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(NamedTuple):
     """Bytes that the plan itself holds (headers, edited pickles)."""
 
     data: bytes
@@ -26,8 +24,7 @@ class Literal:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """A span of a source, copied as it is.
 
     `crc` is the CRC-32 recorded for these bytes: checked while copying; None or 0: unknown.
@@ -45,8 +42,7 @@ class Copy:
         return self.span.size
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """Bytes computed from spans by a named recipe (inflate, cast, gather).
 
     `pieces` are (source_id, span); `crc`, where known, is that of the result.
@@ -60,8 +56,7 @@ class Made:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Late:
+class Late(NamedTuple):
     """Bytes known only after others have passed: `fill(checksums)` gives exactly `size` bytes.
 
     `needs` are indexes of parts of the same output, in the order `fill` (picklable) gets
@@ -76,8 +71,7 @@ class Late:
 Part = Literal | Copy | Made | Late
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One file to be written: its parts in order."""
 
     name: str
@@ -85,22 +79,20 @@ class Output:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a conversion will do. Every size is known before a byte is written."""
 
     sources: tuple[Address, ...]
     outputs: tuple[Output, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What a write did: (path, size) of each output; `crc_checked_bytes` of checked copies."""
 
     outputs: tuple[tuple[str, int], ...]
     crc_checked_bytes: int = 0
-    findings: tuple[str, ...] = field(default=())
+    findings: tuple[str, ...] = ()
 
 
 def total_size(parts: tuple[Part, ...]) -> int:

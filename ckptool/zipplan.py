@@ -10,8 +10,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ckptool.plans import Late, Literal, Part, total_size
 from ckptool.ziplayout import (
@@ -40,8 +40,7 @@ _FIELD_HEAD = struct.Struct("<2H")
 _PADDING = struct.Struct("<2sH")
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An entry to be written: full `name`, `parts` of together `size` bytes.
 
     `crc` of those bytes, 0 for "not recorded"; None: computed while they are written.
@@ -53,8 +52,7 @@ class Record:
     crc: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """A record and where its header goes: what its directory entry needs."""
 
     name: bytes

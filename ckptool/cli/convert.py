@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from ckptool.api import build_request
 from ckptool.cli.options import Command, options, ordered
 from ckptool.cli.output import echo, summary
 from ckptool.render.convert import convert_text
 from ckptool.rules import Rule
-from ckptool.verbs.convert import Conversion, convert_place
+from ckptool.verbs.convert import Conversion, build_request, convert_place
 
 _RULES = {
     "strip_module": False,

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, Note
-from ckptool.errors import CkptError, NotACheckpoint
+from ckptool.errors import CkptError, NotACheckpoint, Unsupported
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
 
@@ -181,12 +181,19 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
 
 def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Any]:
     """The Plan that writes the same container with these changes, and what it changes."""
+    plan, rewritten = _editor(checkpoint).edit(checkpoint, changes)
+    return plan, rewritten
+
+
+def confirm(checkpoint: Checkpoint, rewritten: Any, written: Source, limits: Limits) -> None:
+    """Raise CkptError unless `written` is what `edit` planned, read back from its bytes."""
+    _editor(checkpoint).confirm(checkpoint, rewritten, written, limits)
+
+
+def _editor(checkpoint: Checkpoint) -> Any:
     row = next((row for row in FORMATS if row.name == checkpoint.format), None)
     if row is None or row.editor is None:
-        from ckptool.errors import Unsupported
-
         raise Unsupported(
             f"a {TITLES[checkpoint.format]} can be inspected, not converted", path=checkpoint.file
         )
-    plan, rewritten = import_module(f"ckptool.formats.{row.editor}").edit(checkpoint, changes)
-    return plan, rewritten
+    return import_module(f"ckptool.formats.{row.editor}")

@@ -8,14 +8,16 @@ from __future__ import annotations
 import zlib
 
 from ckptool.checkpoint import Changes, Checkpoint
+from ckptool.errors import OutputError
 from ckptool.formats.rewrite import Rewritten, rewrite
 from ckptool.formats.serial_id import serialization_id
 from ckptool.formats.torch_zip import Archive
+from ckptool.limits import Limits
 from ckptool.places import Source
 from ckptool.plans import Copy, Literal, Made, Output, Part, Plan, total_size
 from ckptool.spans import Span
 from ckptool.zipplan import Record, plan_zip
-from ckptool.zips import Entry
+from ckptool.zips import Entry, read_directory
 
 _MARKERS = (".format_version", ".storage_alignment")
 
@@ -42,6 +44,22 @@ def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Rewritten]:
     parts = plan_zip(records, alignment or 64)
     output = Output("", parts, total_size(parts))
     return Plan(checkpoint.sources, (output,)), rewritten
+
+
+def confirm(checkpoint: Checkpoint, rewritten: Rewritten, written: Source, limits: Limits) -> None:
+    """Read the directory back, strictly: the proven pickle, and every record at its size.
+
+    Raises OutputError; the pickle itself was compared with the old one by `rewrite`.
+    """
+    before: Archive = checkpoint.handle.container
+    after = Archive(written, read_directory(written, limits), limits)
+    sizes = {name: entry.size for name, entry in after.directory.records.items()}
+    for name, entry in before.directory.records.items():
+        kept = name.lower() not in (*_MARKERS, "data.pkl", ".data/serialization_id")
+        if kept and sizes.get(name) != entry.size:
+            raise OutputError(f"self-check failed: the record '{name}' was not written whole")
+    if after.read("data.pkl") != rewritten.data:
+        raise OutputError("self-check failed: the pickle was not written whole")
 
 
 def _copied(entry: Entry, source: Source, label: str) -> Record:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptool.checkpoint import Changes, Checkpoint, Note, Path, Storage, Table, Tensor
 from ckptool.errors import CkptError, RuleMatchesNothing, Unsupported, UsageError
-from ckptool.formats import edit, read
+from ckptool.formats import confirm, edit, read
 from ckptool.formats.rewrite import Rewritten, device_mentions
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, open_source
@@ -43,6 +43,27 @@ class Request:
     fsync: bool = True
     force: bool = False
     dry_run: bool = False
+
+
+def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
+    """A Request, its contradictions refused. Raises UsageError."""
+    mapped, rules = rest["mapped"], rest["rules"]
+    if (to_cpu and to_gpu is not None) or (mapped and (to_cpu or to_gpu is not None)):
+        raise UsageError("only one of to-cpu, to-gpu and map-location can be given")
+    if any(new == "meta" for _, new in mapped):
+        raise UsageError("nothing can move to meta: torch would find no data there")
+    if to_gpu is not None and to_gpu < 0:
+        raise UsageError(f"there is no GPU {to_gpu}")
+    if rest["keep_module"] and any(rule.name in ("strip-module", "add-module") for rule in rules):
+        raise UsageError("keep-module contradicts strip-module and add-module")
+    if {"strip-module", "add-module"} <= {rule.name for rule in rules}:
+        raise UsageError("strip-module contradicts add-module")
+    if not (to_cpu or to_gpu is not None or mapped or rules):
+        raise UsageError(
+            "nothing to do: no device and no key rule is given", hint="--to-cpu is the usual one"
+        )
+    device = "cpu" if to_cpu else f"cuda:{to_gpu}" if to_gpu is not None else None
+    return Request(device=device, **rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +124,9 @@ def convert_place(
             refuse_kind(checkpoint)
             changes, renames, notes, summary = decide(checkpoint, request)
             plan, rewritten = edit(checkpoint, changes)
-            findings = _write(plan, sink, request, limits, progress) if sink else ()
+            findings = (
+                _write(checkpoint, plan, rewritten, sink, request, limits, progress) if sink else ()
+            )
         except CkptError as error:
             error.path = error.path or path
             raise
@@ -124,14 +147,14 @@ def _beside(path: str, request: Request) -> str:
 
 
 def _write(
-    plan: Plan, sink: FileSink, request: Request, limits: Limits,
+    checkpoint: Checkpoint, plan: Plan, rewritten: Rewritten, sink: FileSink, request: Request, limits: Limits,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[str, ...]:  # fmt: skip
     total = sum(output.size_bytes for output in plan.outputs)
     told = (lambda done: progress(done, total)) if progress else None
 
     def verify(written: Source) -> None:
-        read(written, limits)  # every size, bound and record once more, from the written bytes
+        confirm(checkpoint, rewritten, written, limits)
 
     done = write(
         plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
