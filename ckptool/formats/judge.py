@@ -145,10 +145,10 @@ class Judge:
                     self._attributes[id(call)] = ".".join(dotted)
                 return KNOWN, ""
             return CODE, "called"
-        if call.op == NEWOBJ and full.startswith(RECORDS) and not call.batches:
-            return (KNOWN, "") if is_class(name) or name == "_remote_device" else (CODE, "called")
         if full in DOTTED:
             return KNOWN, ""
+        if call.op == NEWOBJ and full.startswith(RECORDS) and not call.batches:
+            return (KNOWN, "") if is_class(name) or name == "_remote_device" else (CODE, "called")
         if call.op in (NEWOBJ, INST, OBJ) and not args and call.kwargs is None:
             return self._instance(module, name, call)
         return CODE, "called"
@@ -158,12 +158,25 @@ class Judge:
         self._callees.add(id(node))
         self._class_tuples.add(id(call.args))
 
+    def _makes(self, args: list[Any]) -> bool:
+        """Whether (builder, class, arguments, state) has a builder of torch's: a rebuild
+        function, or the one of wrappers when it is given the very same class."""
+        if len(args) < 3 or type(args[0]) is not GlobalNode:
+            return False
+        if args[0].full != _WRAPPER:
+            return args[0].full in _MAKERS
+        inner = items_of(args[2])
+        if not inner or inner[0] is not args[1]:
+            return False
+        self._class_tuples.add(id(args[2]))
+        return True
+
     def _subclass(self, full: str, args: list[Any], call: Obj) -> bool:
         """A tensor subclass: its class is an argument, its builder must be one of torch's."""
         at = CLASS_ARGUMENT[full]
         if len(args) <= at or type(args[at]) is not GlobalNode:
             return False
-        if at == 1 and (type(args[0]) is not GlobalNode or args[0].full not in _MAKERS):
+        if at == 1 and not self._makes(args):
             return False
         module, name = mapped(args[at], self.walked.protocol)
         full = f"{module}.{name}"
@@ -288,6 +301,7 @@ def _attribute(node: Any, protocol: int) -> tuple[str, str] | None:
     return module, f"{name}.{args[1]}"
 
 
+_WRAPPER = "torch._utils._rebuild_wrapper_subclass"
 _MAKERS = {*BUILDERS, NJT} - CLASS_ARGUMENT.keys()
 _ANY_ARGUMENTS = (
     frozenset(name for name, row in CALLS.items() if row[0] is any_arguments)
