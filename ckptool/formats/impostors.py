@@ -88,6 +88,12 @@ def _one_line(data: bytes) -> str:
 def _json(source: Source, head: bytes) -> CkptError | None:
     if not head.lstrip().startswith((b"{", b"[")):
         return None
+    if b'"weight_map"' in head:
+        return NotACheckpoint(
+            "the index of a checkpoint in several files: it holds no tensors itself",
+            path=source.name,
+            hint="give the files that it names, one or all",
+        )
     return NotACheckpoint(
         f"not a checkpoint: JSON text: {_one_line(head.lstrip()[:60])}",
         path=source.name,

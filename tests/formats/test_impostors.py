@@ -34,6 +34,7 @@ IMPOSTORS = {
     "xml": b"<?xml version='1'?><Error><Code>AccessDenied</Code></Error>",
     "json": b'{"error": "no\x1b[2J"}',
     "json list": b'[\n{"a":\n 1}]',
+    "index": b'{"metadata": {"total_size": 8}, "weight_map": {"w": "a.bin"}}',
     "onnx": b"\x08\x07\x12\x07pytorch\x1a\x05",
     "zip later": b"MZ" + b"x" * 298 + b"PK\3\4rest",
     "text": b"hello, I am text\nsecond line",
@@ -75,6 +76,7 @@ def test_impostors_are_named_in_one_line(case):
     [
         ("lfs", "git-lfs"),
         ("html", "HTML"),
+        ("index", "several files"),
         ("xml", "AccessDenied"),
         ("gzip", "gzip"),
         ("zeros", "never written"),
