@@ -21,7 +21,8 @@ from ckptool.rules import Rule
 from ckptool.verbs import convert as _converting
 from ckptool.verbs import report as _reporting
 from ckptool.verbs.convert import build_request, convert_place
-from ckptool.verbs.inspect import Selection, choose_table, inspect_place, inspect_source
+from ckptool.verbs.inspect import Selection, inspect_place, inspect_source
+from ckptool.verbs.tables import choose_table
 
 PathLike = str | os.PathLike[str]
 

@@ -160,7 +160,8 @@ class Judge:
 
     def _makes(self, args: list[Any]) -> bool:
         """Whether (builder, class, arguments, state) has a builder of torch's: a rebuild
-        function, or the one of wrappers when it is given the very same class."""
+        function, or the one of wrappers when it is given the very same class.
+        """
         if len(args) < 3 or type(args[0]) is not GlobalNode:
             return False
         if args[0].full != _WRAPPER:

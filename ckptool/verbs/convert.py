@@ -20,8 +20,8 @@ from ckptool.places import Source, open_source
 from ckptool.plans import Plan
 from ckptool.rules import Rule, apply
 from ckptool.values import RECIPES
-from ckptool.verbs.inspect import path_name, table_at
 from ckptool.verbs.naming import default_output, suffixed
+from ckptool.verbs.tables import path_name, table_at
 from ckptool.writing import FileSink, check_different, write
 
 ACCELERATORS = ("cuda", "mps", "xpu", "hpu", "npu", "musa", "mtia", "xla", "privateuseone", "gpu")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptool.checkpoint import Checkpoint, Path, Table, Tensor
+from ckptool.checkpoint import Table, Tensor
 from ckptool.errors import UsageError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
@@ -17,6 +17,7 @@ from ckptool.rules import match_glob, wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
 from ckptool.verbs.report import Inspection
+from ckptool.verbs.tables import choose_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +72,6 @@ def _limit(limit: int | None, count: int) -> int:
 def _named(table: Table) -> bool:
     """Whether its keys are names of parameters (not paths we made up)."""
     return table.kind != "tensors"
-
-
-def choose_table(checkpoint: Checkpoint, at: str | None) -> Table | None:
-    """The table at `at`, or the weights, or whatever there is. Raises UsageError."""
-    tables = checkpoint.tables
-    if at is None:
-        if checkpoint.weights is not None:
-            return tables[checkpoint.weights]
-        return tables[0] if tables else None
-    return table_at(checkpoint, at)
-
-
-def table_at(checkpoint: Checkpoint, at: str) -> Table:
-    """The table whose dotted path is `at` ('' or '.' is the root). Raises UsageError."""
-    wanted = "" if at == "." else at
-    for table in checkpoint.tables:
-        if path_name(table.path) == wanted:
-            return table
-    known = ", ".join(repr(path_name(table.path) or ".") for table in checkpoint.tables[:8])
-    raise UsageError(
-        f"there is no state_dict at '{at}'", path=checkpoint.file,
-        hint=f"there is one at {known}" if known else "the file holds none",
-    )  # fmt: skip
-
-
-def path_name(path: Path) -> str:
-    """`('net', 'bert')` as `net.bert`."""
-    return ".".join(map(str, path))
 
 
 _SORTS = {

@@ -1,0 +1,37 @@
+"""Choosing one state_dict of a file by its path.
+
+Knows: dotted paths. Must not know: files, printing.
+"""
+
+from __future__ import annotations
+
+from ckptool.checkpoint import Checkpoint, Path, Table
+from ckptool.errors import UsageError
+
+
+def choose_table(checkpoint: Checkpoint, at: str | None) -> Table | None:
+    """The table at `at`, or the weights, or whatever there is. Raises UsageError."""
+    tables = checkpoint.tables
+    if at is None:
+        if checkpoint.weights is not None:
+            return tables[checkpoint.weights]
+        return tables[0] if tables else None
+    return table_at(checkpoint, at)
+
+
+def table_at(checkpoint: Checkpoint, at: str) -> Table:
+    """The table whose dotted path is `at` ('' or '.' is the root). Raises UsageError."""
+    wanted = "" if at == "." else at
+    for table in checkpoint.tables:
+        if path_name(table.path) == wanted:
+            return table
+    known = ", ".join(repr(path_name(table.path) or ".") for table in checkpoint.tables[:8])
+    raise UsageError(
+        f"there is no state_dict at '{at}'", path=checkpoint.file,
+        hint=f"there is one at {known}" if known else "the file holds none",
+    )  # fmt: skip
+
+
+def path_name(path: Path) -> str:
+    """`('net', 'bert')` as `net.bert`."""
+    return ".".join(map(str, path))
