@@ -241,12 +241,35 @@ def _check_unusual(
 # --- the local headers -----------------------------------------------------------------------
 
 
+_AHEAD, _SMALL = 1 << 16, 1 << 12
+
+
+class _ReadAhead:
+    """Many headers in one read where entries are small; where they are not, one read each."""
+
+    def __init__(self, source: Source, end: int, count: int) -> None:
+        self.source = source
+        self.end = end
+        self.chunk = _AHEAD if end < count * _SMALL else 0
+        self.start = 0
+        self.data = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from byte `offset`; offsets mostly grow."""
+        at = offset - self.start
+        if at < 0 or at + size > len(self.data):
+            self.data = self.source.read(offset, max(size, min(self.chunk, self.end - offset)))
+            self.start, at = offset, 0
+        return self.data[at : at + size]
+
+
 def _match_local_headers(source: Source, listed: list[Entry], end: int) -> tuple[Entry, ...]:
     """Entries whose headers, data and descriptors fill [0, `end`) without gap or overlap.
 
     One read an entry takes the descriptor of the entry before and the header together.
     """
     entries: list[Entry] = []
+    ahead = _ReadAhead(source, end, len(listed))
     at = 0  # where the data of the entry before ends
     tail = 0  # the flags of the entry before, if it has data: whether a descriptor follows
     for entry in listed:
@@ -255,7 +278,7 @@ def _match_local_headers(source: Source, listed: list[Entry], end: int) -> tuple
         gap = offset - at
         if gap not in (0, 16, 24) or offset + LOCAL.size + len(raw_name) > end:
             _ambiguous("bytes that no entry owns, or two entries own, before it", name)
-        block = source.read(at, gap + LOCAL.size + len(raw_name))
+        block = ahead.read(at, gap + LOCAL.size + len(raw_name))
         if gap or tail & HAS_DESCRIPTOR:
             _check_descriptor(entries, block[:gap])
         mark, _, flags_here, method_here, _, _, *sums, name_size, extra_size = LOCAL.unpack_from(

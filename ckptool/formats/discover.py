@@ -68,6 +68,7 @@ class Discoverer:
         self.found = Found()
         self.seen: set[int] = set()
         self._counts: dict[int, int] = {}
+        self._leaves: set[int] = set()  # tables that hold tensors and plain values alone
         self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
 
@@ -130,7 +131,7 @@ class Discoverer:
     ) -> Iterator[tuple[Any, Path, bool]]:
         if rows is not None:
             optimizer = is_optimizer(rows)
-            leaves = all(type(row[1]) not in _NODES or self._is_tensor(row[1]) for row in rows)
+            leaves = id(node) in self._leaves
             for key, value, *_ in rows:
                 if type(key) in _NODES:
                     yield key, (*path, "<key>"), False
@@ -214,6 +215,8 @@ class Discoverer:
             len(tensors), len(rows), containers, len(named)
         ) or self._holds_weights(rest, len(tensors)):
             return None
+        if all(type(value) not in _NODES for _, value in rest):
+            self._leaves.add(id(node))
         names = [tensor.key for tensor in tensors]
         return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
@@ -245,17 +248,19 @@ class Discoverer:
 
     def _member(self, value: Any, path: Path, key: Any) -> Tensor | None:
         name = key_text(key)
+        place = (*path, key if type(key) is int else name)
         try:
-            tensor = self.reader.tensor(value) or self._array(value)
+            tensor = self.reader.tensor(value, name, place) or self._array(value)
         except CkptError as error:
             if error.key is None:
                 error.key = name
             raise
         if tensor is None or tensor.kind == "storage":
             return None
-        place = (*path, key if type(key) is int else name)
-        record = self.placed[place, id(value)] = named(tensor, name, place)
-        return record
+        if tensor.path != place or tensor.key != name:
+            tensor = named(tensor, name, place)
+        self.placed[place, id(value)] = tensor
+        return tensor
 
     def _module_table(self, node: Obj, path: Path) -> Table | None:
         tensors = tuple(self._module_tensors(node, path))

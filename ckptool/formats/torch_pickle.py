@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ckptool.checkpoint import DType, Piece, Storage, Tensor
+from ckptool.checkpoint import DType, Path, Piece, Storage, Tensor
 from ckptool.errors import LimitExceeded, PickleInvalid, StorageSize, TensorBounds
 from ckptool.formats.measures import View, at_byte, check_bounds, global_name, storage_dtype, whole
 from ckptool.formats.rebuild import BUILDERS
@@ -46,6 +46,7 @@ class TensorReader:
         self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
+        self._label: tuple[str, Path] = ("", ())
         self._tags: dict[str, str] = {}
         self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
         self._views: dict[int, View | Tensor | None] = {}
@@ -131,17 +132,20 @@ class TensorReader:
             if id(call) not in self._tensors:
                 self.tensor(call)
 
-    def tensor(self, node: Any) -> Tensor | None:
-        """The tensor a node builds; None when it is something else.
+    def tensor(self, node: Any, key: str = "", path: Path = ()) -> Tensor | None:
+        """The tensor a node builds; None when it is something else. One that is met for the
+        first time may get its name at once.
 
         Raises TensorBounds, StorageSize or PickleInvalid when it lies.
         """
         if type(node) not in (Obj, Pers):
             return None
-        key = id(node)
-        if key not in self._tensors:
-            self._tensors[key] = self.build(node)
-        return self._tensors[key]
+        known = id(node)
+        if known not in self._tensors:
+            self._label = (key, path)
+            self._tensors[known] = self.build(node)
+            self._label = ("", ())
+        return self._tensors[known]
 
     def build(self, node: Any) -> Tensor | None:
         """The tensor of a node, built anew. Raises LimitExceeded for calls in calls in calls."""
@@ -210,8 +214,9 @@ class TensorReader:
         if len(shape) != len(stride):
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
+        key, path = self._label
         return Tensor(
-            "", dtype, shape, stride, offset, storage, requires_grad, kind, (), storage.device
+            key, dtype, shape, stride, offset, storage, requires_grad, kind, path, storage.device
         )
 
     def sizes(self, node: Any, what: str, owner: Any) -> tuple[int, ...]:
