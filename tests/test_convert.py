@@ -207,10 +207,11 @@ def test_a_storage_tagged_meta_stays_so_whatever_is_asked(tmp_path):
 
 
 def test_any_tag_becomes_cpu(tmp_path):
-    for tag in ("xpu:1", "privateuseone", "a tag of ours", ""):
+    for tag in ("xpu:1", "privateuseone", "a tag of ours", "a -> b", ""):
         path = tmp_path / "net.pth"
         save(Net().state_dict(), path, tag)
-        ckptool.convert(path, tmp_path / "out.pth", to_cpu=True, force=True)
+        done = ckptool.convert(path, tmp_path / "out.pth", to_cpu=True, force=True)
+        assert done.devices == {tag: "cpu"}
         assert set(devices(tmp_path / "out.pth").values()) == {"cpu"}
 
 

@@ -58,9 +58,6 @@ def _is_legacy(head: bytes, size: int) -> bool:
     return MAGIC.to_bytes(10, "little") in head[:32] or str(MAGIC).encode() in head[:40]
 
 
-_STARTS = frozenset(b"(]}cN)IKJMLFGSVUTX\x80\x8a\x88\x89")
-
-
 def _is_pickle(head: bytes, size: int) -> bool:
     """PROTO 0 to 5 or more, or an opcode that starts a protocol 0 or 1 pickle and is no text."""
     if head[:1] == b"\x80":

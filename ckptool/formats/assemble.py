@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table, Tensor
-from ckptool.errors import CkptError, NotACheckpoint, PickleInvalid
+from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.formats.dicts import dict_items
 from ckptool.formats.discover import Discoverer, Found
 from ckptool.formats.extras import top_extras
@@ -161,11 +161,3 @@ def _look_alikes(table: Table) -> list[Note]:
     if not twins:
         return []
     return [Note("keys-look-alike", f"{sum(map(len, twins))} keys look alike and are different")]
-
-
-def need_dict(node: Any, what: str) -> list[tuple[Any, Any, int, int, int]]:
-    """The items of a dict node. Raises PickleInvalid for anything else."""
-    rows = dict_items(node)
-    if rows is None:
-        raise PickleInvalid(f"{what} is not a dict")
-    return rows

@@ -37,13 +37,12 @@ from ckptool.rules import metadata_renames
 
 @dataclass(slots=True)
 class Rewritten:
-    """The new pickle, and what was changed on the way: counts of tags by 'old -> new'."""
+    """The new pickle, and what was changed on the way: counts of tags by (old, new)."""
 
     data: bytes
-    retagged: dict[str, int] = field(default_factory=dict)
+    retagged: dict[tuple[str, str], int] = field(default_factory=dict)
     kept_protocol: str | None = None
     from_protocol: int | None = None
-    names_followed: int = 0
 
 
 def rewrite(checkpoint: Checkpoint, changes: Changes) -> Rewritten:
@@ -125,7 +124,7 @@ def _rename(checkpoint: Checkpoint, changes: Changes, edits: Edits, result: Rewr
         for key, new in renames.items():
             names.setdefault(key, new)
     if names:
-        result.names_followed = _follow_names(handle, names, edits)
+        _follow_names(handle, names, edits)
 
 
 def _rename_metadata(owner: Any, renames: Mapping[str, str], keys: list[str], edits: Edits) -> None:
@@ -135,10 +134,11 @@ def _rename_metadata(owner: Any, renames: Mapping[str, str], keys: list[str], ed
     if not rows:
         return
     moved, dropped = metadata_renames([text_of(row[0]) or "" for row in rows], renames, keys)
+    closes = _closers(node) if dropped else {}
     for key, _, start, _, end in rows:
         path = text_of(key)
         if path in dropped:
-            edits.deletions.append(_item_span(node, start, end))
+            edits.deletions.append(_item_span(node, start, end, closes))
         elif path in moved:
             edits.strings[start] = moved[path]
 
@@ -154,11 +154,10 @@ def _closers(node: Any) -> dict[int, int]:
     return ends
 
 
-def _item_span(node: Any, start: int, end: int) -> tuple[int, int]:
+def _item_span(node: Any, start: int, end: int, closes: Mapping[int, int]) -> tuple[int, int]:
     """All bytes of the item whose key starts at `start`; Python 2 lists items as [key, value],
     and the whole inner list goes.
     """
-    closes = _closers(node)
     args = items_of(node.args) if type(node) is Obj else None
     if args and type(args[0]) is Box:
         for _, at, stop in elements(args[0]):
@@ -167,9 +166,8 @@ def _item_span(node: Any, start: int, end: int) -> tuple[int, int]:
     return start, closes.get(end, end)
 
 
-def _follow_names(handle: PickleHandle, names: Mapping[str, str], edits: Edits) -> int:
+def _follow_names(handle: PickleHandle, names: Mapping[str, str], edits: Edits) -> None:
     """Optimizers that go by name: `param_names`, and state or params keyed by key."""
-    before = len(edits.strings)
     states: set[int] = set()  # optimizers may share one
     for node in _optimizers(handle):
         rows = {text_of(key): value for key, value, *_ in dict_items(node) or ()}
@@ -186,7 +184,6 @@ def _follow_names(handle: PickleHandle, names: Mapping[str, str], edits: Edits) 
                     for item, start, _ in elements(value):
                         if (name := text_of(item)) in names:
                             edits.strings[start] = names[name or ""]
-    return len(edits.strings) - before
 
 
 def _optimizers(handle: PickleHandle) -> Iterator[Any]:
@@ -222,7 +219,7 @@ def _retag(handle: PickleHandle, changes: Changes, edits: Edits, result: Rewritt
             edits.strings[pers.pid.starts[3]] = new
             if key not in done:
                 done.add(key)
-                change = f"{handle.reader.storages[key].device} -> {new}"
+                change = (handle.reader.storages[key].device, new)
                 result.retagged[change] = result.retagged.get(change, 0) + 1
     if changes.device_arguments:
         for call in handle.walked.calls:
@@ -248,7 +245,7 @@ def _retag_argument(
         edits.strings[start] = new
     else:
         edits.values[start] = (end, _device_expression(new))
-    change = f"{old} -> {new}"
+    change = (old, new)
     result.retagged[change] = result.retagged.get(change, 0) + 1
 
 

@@ -17,7 +17,6 @@ from ckptool.errors import PickleInvalid
 from ckptool.pickles.hoist import Emitter, Replacement
 from ckptool.pickles.nodes import TEXT_OPS, Walked
 
-_UNICODE = frozenset((0x58, 0x8C, 0x8D, 0x56))
 _LINE_OPS = frozenset((0x56, 0x53, 0x67))
 _COUNT_WIDTH = {0x58: 4, 0x8C: 1, 0x8D: 8, 0x55: 1, 0x54: 4}
 _GET_SIZE = {0x68: 2, 0x6A: 5}

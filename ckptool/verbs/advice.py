@@ -261,9 +261,7 @@ def _several(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
 def _none(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     if checkpoint.weights is None:
         what = "tensors, but no state_dict" if checkpoint.tensors else "no tensors"
-        optimizer = any(
-            {"state", "param_groups"} <= {str(e.path[0]) for e in checkpoint.extras} for _ in (0,)
-        )
+        optimizer = {"state", "param_groups"} <= {str(e.path[0]) for e in checkpoint.extras}
         yield Note("no-weights", f"{what}{': an optimizer state' if optimizer else ''}")
 
 

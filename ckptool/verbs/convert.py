@@ -14,6 +14,7 @@ from typing import Any
 from ckptool.checkpoint import Changes, Checkpoint, Note, Path, Storage, Table, Tensor
 from ckptool.errors import CkptError, RuleMatchesNothing, Unsupported, UsageError
 from ckptool.formats import confirm, edit, read
+from ckptool.formats.judge import CODE, FOREIGN
 from ckptool.formats.rewrite import Rewritten, device_mentions
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, open_source
@@ -132,7 +133,8 @@ def convert_place(
             raise
     return Conversion(
         input=path, output=target, size_bytes=plan.outputs[0].size_bytes, renames=renames,
-        devices=_device_names(rewritten), device_counts=dict(rewritten.retagged),
+        devices=dict(list(rewritten.retagged)),
+        device_counts={f"{old} -> {new}": n for (old, new), n in rewritten.retagged.items()},
         left_behind=tuple(device_mentions(checkpoint)) if changes.devices else (),
         kept=_kept(checkpoint), notes=(*notes, *_notes(checkpoint, rewritten, findings)),
         seconds=time.monotonic() - started, dry_run=request.dry_run, rename_summary=summary,
@@ -343,10 +345,6 @@ def _in_optimizer_list(path: Path) -> bool:
 
 
 # -- words -------------------------------------------------------------------------------------
-def _device_names(rewritten: Rewritten) -> dict[str, str]:
-    return {change.split(" -> ")[0]: change.split(" -> ")[1] for change in rewritten.retagged}
-
-
 def _kept(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(str(extra.path[0]) for extra in checkpoint.extras)
 
@@ -354,7 +352,7 @@ def _kept(checkpoint: Checkpoint) -> tuple[str, ...]:
 def _notes(
     checkpoint: Checkpoint, rewritten: Rewritten, findings: tuple[str, ...]
 ) -> tuple[Note, ...]:
-    notes = [note for note in checkpoint.notes if note.slug not in ("no-checksums",)]
+    notes = [note for note in checkpoint.notes if note.slug != "no-checksums"]
     if rewritten.kept_protocol is not None:
         notes.append(
             Note(
@@ -369,13 +367,13 @@ def _notes(
                 f"pickle protocol {rewritten.from_protocol} comes out as 2, which torch.load's default reads",
             )
         )
-    foreign = [g.name for g in checkpoint.globals if g.verdict == "foreign"]
+    foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
     if foreign:
         more = f" and {len(foreign) - 4} more" if len(foreign) > 4 else ""
         notes.append(
             Note("foreign-classes", f"kept as they are: objects of {', '.join(foreign[:4])}{more}")
         )
-    code = [g.name for g in checkpoint.globals if g.verdict == "code"]
+    code = [g.name for g in checkpoint.globals if g.verdict == CODE]
     if code:
         notes.append(
             Note(
