@@ -8,7 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckptool.api import Conversion, Inspection, OpenCheckpoint, convert, inspect, open  # noqa: A004 - the API's word
+    from ckptool.api import (
+        Conversion,
+        Inspection,
+        OpenCheckpoint,
+        convert,
+        inspect,
+        open,  # noqa: A004 - the API's word
+        recover,
+        undo,
+    )
     from ckptool.errors import CkptError
     from ckptool.limits import Limits
 
@@ -23,6 +32,8 @@ _HOMES = {
     "convert": "ckptool.api",
     "inspect": "ckptool.api",
     "open": "ckptool.api",
+    "recover": "ckptool.api",
+    "undo": "ckptool.api",
 }
 __all__ = [
     "CkptError",
@@ -34,6 +45,8 @@ __all__ = [
     "convert",
     "inspect",
     "open",
+    "recover",
+    "undo",
 ]
 
 

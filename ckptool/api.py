@@ -6,25 +6,28 @@ Knows: verbs. Must not know: click; nothing here prints.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
 from ckptool.checkpoint import Checkpoint, Extra, Storage, Table, Tensor
-from ckptool.errors import CkptError
-from ckptool.formats import read
+from ckptool.errors import CkptError, UsageError
+from ckptool.keynames import Rule
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import PlaceLike, Source, open_source
+from ckptool.places import PlaceLike, Source
 from ckptool.render import render
-from ckptool.rules import Rule
-from ckptool.verbs import convert as _converting
+from ckptool.verbs import conversion as _converting
 from ckptool.verbs import report as _reporting
 from ckptool.verbs.convert import build_request, convert_place
-from ckptool.verbs.inspect import Selection, inspect_place, inspect_source
+from ckptool.verbs.inspect import Selection, describe, inspect_place
+from ckptool.verbs.reading import opened
 from ckptool.verbs.tables import choose_table
 
 PathLike = str | os.PathLike[str]
+Names = str | Sequence[str]
+"""One name or glob, or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class TensorRecord:
 
     __slots__ = ("_source", "tensor")
 
-    def __init__(self, tensor: Tensor, source: Source) -> None:
+    def __init__(self, tensor: Tensor, source: Source | None) -> None:
         self.tensor = tensor
         self._source = source
 
@@ -116,7 +119,7 @@ class TensorRecord:
 class Weights(Mapping[str, TensorRecord]):
     """The tensors of one state_dict by key, in file order."""
 
-    def __init__(self, table: Table | None, source: Source) -> None:
+    def __init__(self, table: Table | None, source: Source | None) -> None:
         tensors = table.tensors if table is not None else ()
         self._rows = {tensor.key: TensorRecord(tensor, source) for tensor in tensors}
 
@@ -136,10 +139,10 @@ class Weights(Mapping[str, TensorRecord]):
 class OpenCheckpoint:
     """An open file, read without its tensors; a context manager."""
 
-    def __init__(self, source: Source, checkpoint: Checkpoint, limits: Limits) -> None:
+    def __init__(self, source: Source | None, checkpoint: Checkpoint, files: ExitStack) -> None:
         self._source = source
         self._checkpoint = checkpoint
-        self._limits = limits
+        self._files = files
 
     @property
     def format(self) -> str:
@@ -167,12 +170,12 @@ class OpenCheckpoint:
 
     def inspect(self, **selection: Any) -> Inspection:
         """The same report as `ckptool.inspect`."""
-        found = inspect_source(self._source, Selection(**selection), self._limits)
+        found = describe(self._checkpoint, Selection(**selection))
         return Inspection(**_fields(found))
 
     def close(self) -> None:
         """Close the file."""
-        self._source.close()
+        self._files.close()
 
     def __enter__(self) -> OpenCheckpoint:
         return self
@@ -192,12 +195,9 @@ class OpenCheckpoint:
 
 def open(place: PlaceLike, *, limits: Limits = DEFAULT) -> OpenCheckpoint:  # noqa: A001 - the API's word
     """Open a path or a binary file object. Raises CkptError, naming the file."""
-    source = open_source(place)
-    try:
-        return OpenCheckpoint(source, read(source, limits), limits)
-    except BaseException:
-        source.close()
-        raise
+    with ExitStack() as stack:
+        found = stack.enter_context(opened(place, limits))
+        return OpenCheckpoint(found.source, found.checkpoint, stack.pop_all())
 
 
 def inspect(
@@ -229,37 +229,113 @@ def convert(
     add_module_at: Sequence[str] = (),
     unwrap: bool = False,
     unwrap_at: Sequence[str] = (),
-    at: Sequence[str] = (),
+    strip_prefix: Names = (),
+    add_prefix: Names = (),
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rename_keys: Mapping[str, str] | None = None,
+    at: Names = (),
+    select: str | None = None,
+    only: Names = (),
+    drop: Names = (),
+    drop_entry: Names = (),
+    compact: bool = False,
+    dtype: Any = None,
+    keep_dtype: Names = (),
+    to: str | None = None,
+    max_shard_size: str | int | None = None,
+    extras: PathLike | None = None,
+    tied: str = "alias",
+    keep_object: bool = False,
+    in_place: bool = False,
     keep_unknown: bool = False,
     check: bool = True,
     fsync: bool = True,
     force: bool = False,
     dry_run: bool = False,
+    rules: Sequence[Sequence[str]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     limits: Limits = DEFAULT,
 ) -> Conversion:
-    """Write the same checkpoint with other devices or names; all else is kept to the byte.
+    """Write a checkpoint with other devices, names, parts, types or container; what is not asked
+    for is kept to the byte.
 
+    The options are those of the command line; `dtype` also takes a torch.dtype, `rename` are
+    (regular expression, new text), `rename_keys` whole keys {old: new}, `progress` is called
+    with (bytes done, bytes in all). Key rules run in the order strip_module, unwrap,
+    unwrap_at, strip_prefix, rename, rename_keys, only, drop, add_prefix, add_module_at,
+    add_module; `rules` gives them in an order of its own instead:
+    [("drop", "fc.*"), ("rename", "^net", "model")].
     Without `output`, to_cpu writes `net.cpu.pth` and to_gpu=1 `net.cuda1.pth` beside the input.
     Raises CkptError; then nothing was written.
     """
-    rules = [
-        Rule(name)
-        for name, wanted in (("strip-module", strip_module), ("unwrap", unwrap))
-        if wanted
-    ]
-    rules += [Rule("unwrap-at", path_at) for path_at in unwrap_at]
-    rules += [Rule("add-module-at", path_at) for path_at in add_module_at]
-    rules += [Rule("add-module")] if add_module else []
+    named: dict[str, Sequence[Sequence[str]]] = {
+        "strip-module": [()] if strip_module else [],
+        "unwrap": [()] if unwrap else [],
+        "unwrap-at": _rows(unwrap_at),
+        "strip-prefix": _rows(strip_prefix),
+        "rename": [
+            tuple(row) for row in (rename.items() if isinstance(rename, Mapping) else rename)
+        ],
+        "only": _rows(only),
+        "drop": _rows(drop),
+        "add-prefix": _rows(add_prefix),
+        "add-module-at": _rows(add_module_at),
+        "add-module": [()] if add_module else [],
+    }
+    found = [Rule(name, *map(str, row)) for name, rows in named.items() for row in rows]
+    if rename_keys:
+        at_only = next(
+            (i for i, rule in enumerate(found) if rule.name in _AFTER_RENAMES), len(found)
+        )
+        found.insert(at_only, Rule("rename-file", "rename_keys", pairs=tuple(rename_keys.items())))
+    if rules is not None:
+        if found:
+            raise UsageError("give key rules by their options or by rules=, not both")
+        found = [Rule(row[0], *map(str, row[1:3])) for row in rules]
     request = build_request(
-        to_cpu=to_cpu, to_gpu=to_gpu, mapped=tuple((map_location or {}).items()), rules=tuple(rules),
-        keep_module=keep_module, at=tuple(at), keep_unknown=keep_unknown, check=check, fsync=fsync,
-        force=force, dry_run=dry_run,
+        to_cpu=to_cpu, to_gpu=to_gpu, mapped=tuple((map_location or {}).items()),
+        rules=tuple(found), keep_module=keep_module, at=_words(at), keep_unknown=keep_unknown,
+        check=check, fsync=fsync, force=force, dry_run=dry_run, select=select,
+        entries=_words(drop_entry), compact=compact, dtype=None if dtype is None else str(dtype),
+        keep_dtype=_words(keep_dtype), to=to, max_shard_size=max_shard_size,
+        extras=None if extras is None else os.fspath(extras), tied=tied, keep_object=keep_object,
+        in_place=in_place,
     )  # fmt: skip
     target = None if output is None else os.fspath(output)
-    return Conversion(**_fields(convert_place(os.fspath(path), target, request, limits)))
+    if in_place:
+        from ckptool.verbs.appending import convert_in_place
+
+        return Conversion(**_fields(convert_in_place(os.fspath(path), target, request, limits)))
+    done = convert_place(os.fspath(path), target, request, limits, progress)
+    return Conversion(**_fields(done))
+
+
+_AFTER_RENAMES = ("only", "drop", "add-prefix", "add-module-at", "add-module")
+
+
+def _words(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _rows(names: Names) -> list[tuple[str, ...]]:
+    return [(name,) for name in _words(names)]
+
+
+def undo(path: PathLike, *, fsync: bool = True, limits: Limits = DEFAULT) -> tuple[int, int]:
+    """Take the last in-place edit of a file back, to the byte: sizes before and after."""
+    from ckptool.verbs.inplace import undo as restore
+
+    return restore(os.fspath(path), limits, fsync=fsync)
+
+
+def recover(path: PathLike, *, fsync: bool = True, limits: Limits = DEFAULT) -> tuple[int, int]:
+    """Give a file back after an in-place edit that was killed: sizes before and after."""
+    from ckptool.verbs.inplace import recover as restore
+
+    return restore(os.fspath(path), limits, fsync=fsync)
 
 
 __all__ = [
     "CkptError", "Conversion", "Inspection", "OpenCheckpoint", "TensorRecord", "Weights",
-    "convert", "inspect", "open",
+    "convert", "inspect", "open", "recover", "undo",
 ]  # fmt: skip

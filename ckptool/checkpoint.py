@@ -213,12 +213,28 @@ class Checkpoint(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a conversion asks for, decided: renames are keyed by (table path, key), devices
-    map a storage key to its new tag, device_arguments an old tag to a new one for what
-    rebuild functions are told.
+    """What a conversion asks for, decided: renames, drops and dtypes are keyed by (table path,
+    key), devices map a storage key to its new tag, device_arguments an old tag to a new one
+    for what rebuild functions are told; `entries` are top-level names to drop; `select` is the
+    path of the one table that comes out; `compact` cuts storages to what tensors use; `tied`
+    says what .safetensors does with two names of one tensor.
     """
 
     renames: Mapping[tuple[Path, str], str] = MappingProxyType({})
     devices: Mapping[str, str] = MappingProxyType({})
     device_arguments: Mapping[str, str] = MappingProxyType({})
     keep_unknown: bool = False
+    drops: frozenset[tuple[Path, str]] = frozenset()
+    dtypes: Mapping[tuple[Path, str], DType] = MappingProxyType({})
+    entries: frozenset[str] = frozenset()
+    select: Path | None = None
+    compact: bool = False
+    tied: str = "alias"
+    keep_object: bool = False
+    check: bool = True
+
+    @property
+    def restructures(self) -> bool:
+        """Whether storages go, change or move; without that, only a pickle is edited."""
+        parts = (self.drops, self.dtypes, self.entries, self.compact)
+        return any(parts) or self.select is not None

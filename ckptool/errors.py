@@ -163,6 +163,13 @@ class RuleMatchesNothing(CkptError):
     exit_status = 1
 
 
+class NothingToDo(CkptError):
+    """No edit to undo, no interrupted one to recover from: the answer is no."""
+
+    slug = "nothing-to-do"
+    exit_status = 1
+
+
 class Unsupported(CkptError):
     """Something we know and do not do (yet)."""
 

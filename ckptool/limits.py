@@ -38,6 +38,9 @@ class Limits(NamedTuple):
     digits: int = 4_300
     """Decimal digits of a number in text: Python's own limit, since conversion is quadratic."""
 
+    shard_count: int = 10_000
+    """Files that one index names; the largest honest ones we know name some hundreds."""
+
     nested_streams: int = 100_000
     """Legacy streams inside one plain pickle (one a tensor)."""
 

@@ -295,6 +295,11 @@ def describe(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
 
 
+def is_folder(place: PlaceLike) -> bool:
+    """Whether it is the path of a folder; links are followed."""
+    return isinstance(place, str | bytes | os.PathLike) and os.path.isdir(place)
+
+
 class Folder:
     """The regular files right inside a folder. Raises SpecialFile when it is none."""
 
@@ -306,20 +311,27 @@ class Folder:
 
     def list(self) -> list[str]:
         """Names of its regular files (links to such included), sorted."""
+        return [*self._names(os.DirEntry.is_file)]
+
+    def folders(self) -> tuple[str, ...]:
+        """Names of the folders right inside it (links to such included), sorted."""
+        return self._names(os.DirEntry.is_dir)
+
+    def _names(self, wanted: Callable[[os.DirEntry[str]], bool]) -> tuple[str, ...]:
         try:
             with os.scandir(self.path) as entries:
-                return sorted(entry.name for entry in entries if entry.is_file())
+                return tuple(sorted(entry.name for entry in entries if wanted(entry)))
         except OSError as error:
             raise _open_error(self.path, error) from error
 
     def child(self, name: str) -> Source:
         """Open one of its files.
 
-        Raises PathEscape when `name` is not a plain name or a link leads out of the folder,
-        SpecialFile as `open_source`.
+        Raises PathEscape when `name` is not a plain name or a link leads out of the folder
+        (in Hugging Face's cache: out of the blobs of its model), SpecialFile as `open_source`.
         """
         path = os.path.join(self.path, name)
-        if not _plain(name):
+        if not is_plain_name(name):
             raise PathEscape(
                 "a file name that is not a plain name in the folder",
                 path=self.path,
@@ -327,7 +339,8 @@ class Folder:
                 hint="edit the name, or do not use this file",
             )
         real = os.path.realpath(path)
-        if not real.startswith(os.path.join(os.path.realpath(self.path), "")):
+        home = os.path.realpath(self.path)
+        if not any(real.startswith(os.path.join(root, "")) for root in (home, *_blobs(home))):
             raise PathEscape(
                 "a link that leads out of the folder",
                 path=path,
@@ -336,7 +349,15 @@ class Folder:
         return _open_path(real, path)
 
 
-def _plain(name: str) -> bool:
+def _blobs(folder: str) -> list[str]:
+    """Where the links of `models--…/snapshots/REVISION` lead in Hugging Face's cache."""
+    model, between, _ = folder.rpartition(f"{os.sep}snapshots{os.sep}")
+    cached = between and os.path.basename(model).startswith("models--")
+    return [os.path.join(model, "blobs")] if cached else []
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether `name` names something right inside a folder, on any system."""
     unsafe = any(letter in name for letter in "/\\\0") or name in ("", ".", "..")
     return not unsafe and not os.path.splitdrive(name)[0]
 

@@ -88,11 +88,14 @@ class Plan(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a write did: (path, size) of each output; `crc_checked_bytes` of checked copies."""
+    """What a write did: (path, size) of each output; `crc_checked_bytes` of checked copies;
+    `results`: (label of a Made part, what its recipe returned), in order, where not None.
+    """
 
     outputs: tuple[tuple[str, int], ...]
     crc_checked_bytes: int = 0
     findings: tuple[str, ...] = ()
+    results: tuple[tuple[str, Any], ...] = ()
 
 
 def total_size(parts: tuple[Part, ...]) -> int:

@@ -1,372 +1,218 @@
-"""Key rules: keys in, `{old: new}` out; conflicts found before a byte is written.
+"""Key rules: keys in, `{old: new}` and drops out; conflicts found before a byte is written.
 
-Knows: dotted names, what wrappers leave in them, globs. Must not know: anything else.
+Knows: the order of rules, which names they see, when two names became one. Must not know: what
+any rule does, files, tensors.
 
-1. A name is components joined by dots; a rule removes or adds whole components only.
-2. A component is removed only where something remains after it, so no name becomes empty.
-3. Rules run in order, each on the names as they stand; what is worth saying, and whether two
-   names became one, is judged on the final names.
+1. A name is components joined by dots.
+2. Rules run in order, each on the names as they stand. Several `only` without a renaming rule
+   between them are one rule: a key stays where one of them matches.
+3. Two names that become one are refused at the rule that does it; a key dropped before takes
+   no part. No rule loses a tensor but `only` and `drop`.
+4. What is worth saying about wrappers is judged on the final names.
 
 A new rule is one function and one row in `RULES`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from shlex import quote
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ckptool import renaming, wrapping
 from ckptool.errors import KeyCollision, UsageError
+from ckptool.globs import compiled
+from ckptool.keynames import Outcome, Remark, Rule
+from ckptool.wrapping import UNCOUNTED, wrappers
 
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Components that no honest module has: torch.compile, FSDP, activation checkpointing."""
-
-UNCOUNTED = frozenset({"n_averaged", "total_ops", "total_params", "_extra_state"})
-"""Root entries of a wrapper or a profiler; they do not count when "all keys" is asked."""
-
-DEEPEST = 32
-"""Components of a name that is searched for interior wrappers (the cost is quadratic in it);
-honest names stay under twenty."""
-
-_MODULE = "module."
-_LEAD = re.compile(r"(?s)(?:module\.)+(?=.)")
-_ANY = "|".join(WRAPPERS)
-_STACK = re.compile(rf"(?s)(?:(?:module|{_ANY})\.)+(?=.)")
-_KNOWN = re.compile(rf"(?s)(?:\A|(?<=\.))(?:{_ANY})\.(?=.)")
+__all__ = [
+    "RULES", "UNCOUNTED", "Outcome", "Remark", "Row", "Rule", "apply", "check_collisions",
+    "wrappers",
+]  # fmt: skip
 
 
-class Rule(NamedTuple):
-    """One row of `RULES` by name; `argument` is its path, for the rules that take one."""
-
-    name: str
-    argument: str | None = None
+def _matching(names: Sequence[str], rule: Rule) -> dict[str, str]:
+    match = compiled(rule.argument or "").match
+    return {name: name for name in names if match(name)}
 
 
-class Remark(NamedTuple):
-    """Something to tell about the names; `command`, where set, is the flag that settles it.
-
-    The fields are those of `checkpoint.Note`, which stands on this module's own floor.
+class Row(NamedTuple):
+    """`match` gives the names a rule matches, each with the name it gets; `needs` says what its
+    argument is, with an example. `tells` speaks of the match, `ends` of the final names.
     """
 
-    slug: str
-    text: str
-    command: str | None = None
+    match: Callable[[Sequence[str], Rule], dict[str, str]]
+    needs: tuple[str, str] | None = None
+    tells: Callable[[Sequence[str], Rule, Mapping[str, str]], list[Remark]] | None = None
+    ends: Callable[[Sequence[str]], list[Remark]] | None = None
 
 
-class Outcome(NamedTuple):
-    """`renames` holds changed keys only, in key order; `idle` the rules that changed nothing."""
+_PATH, _PREFIX, _GLOB = (
+    ("the path of a module", "features"),
+    ("a prefix", "model."),
+    ("a glob", "'fc.*'"),
+)
 
-    renames: dict[str, str]
-    notes: tuple[Remark, ...] = ()
-    idle: tuple[Rule, ...] = ()
+RULES: dict[str, Row] = {
+    "strip-module-if-all": Row(wrapping.strip_module_if_all, ends=wrapping.partial),
+    "strip-module": Row(wrapping.strip_module),
+    "add-module": Row(wrapping.add_module),
+    "add-module-at": Row(wrapping.add_module_at, _PATH),
+    "unwrap": Row(wrapping.unwrap, ends=wrapping.left),
+    "unwrap-at": Row(wrapping.unwrap_at, _PATH),
+    "strip-prefix": Row(renaming.strip_prefix, _PREFIX, renaming.some_carry),
+    "add-prefix": Row(renaming.add_prefix, _PREFIX),
+    "rename": Row(renaming.rename, ("what to look for", r"'\.gamma$' .weight")),
+    "rename-file": Row(renaming.rename_file, ("a file of names", "names.json"), renaming.unmatched),
+    "only": Row(_matching, _GLOB),
+    "drop": Row(_matching, _GLOB),
+}
+_OF_TENSORS = frozenset({"only", "drop"})
 
 
-RuleFunction = Callable[[Sequence[str], str], dict[str, str]]
+def apply(rules: Sequence[Rule], keys: Sequence[str], others: Sequence[str] = ()) -> Outcome:
+    """Run `rules` over `keys`, the names of tensors, and `others`, names of other entries of the
+    same dict, which no rule drops.
 
-
-def apply(rules: Sequence[Rule], keys: Sequence[str]) -> Outcome:
-    """Run `rules` in order over `keys`, each on the names as they stand.
-
-    Raises KeyCollision when two keys would become one, UsageError on an unknown rule or a
-    missing path.
+    Raises KeyCollision when two names would become one, UsageError on a rule that is none.
     """
-    names = list(keys)
-    idle = []
     for rule in rules:
-        changed = _function(rule)(names, _path(rule))
-        if changed:
-            names = [changed.get(name, name) for name in names]
+        _check(rule)
+    names = _Names(keys, others)
+    worked: set[Rule] = set()
+    notes: list[Remark] = []
+    for step in _steps(rules):
+        found = [RULES[rule.name].match(names.seen_by(rule), rule) for rule in step]
+        worked.update(rule for rule, match in zip(step, found, strict=True) if match)
+        notes += _told(names, step[0], found[0])
+        names.take(step[0], {old: new for match in found for old, new in match.items()})
+    for rule in rules:
+        ends = RULES[rule.name].ends
+        notes += ends(names.now) if ends else []
+    idle = dict.fromkeys(rule for rule in rules if rule not in worked)
+    return Outcome(names.renames(), tuple(dict.fromkeys(notes)), tuple(idle), names.drops(keys))
+
+
+def _told(names: _Names, rule: Rule, match: Mapping[str, str]) -> list[Remark]:
+    tells = RULES[rule.name].tells
+    return tells(names.now, rule, match) if tells else []
+
+
+def _steps(rules: Sequence[Rule]) -> list[list[Rule]]:
+    """Rules one by one, but an `only` joins the one before it when just drops lie between."""
+    steps: list[list[Rule]] = []
+    only: list[Rule] | None = None
+    for rule in rules:
+        if rule.name == "only" and only is not None:
+            only.append(rule)
+            continue
+        steps.append([rule])
+        if rule.name != "drop":
+            only = steps[-1] if rule.name == "only" else None
+    return steps
+
+
+def _check(rule: Rule) -> None:
+    row = RULES.get(rule.name)
+    if row is None:
+        raise UsageError(f"no key rule is called '{rule.name}'")
+    argument = rule.argument or ""
+    if row.needs and not (argument.strip(".") if row.needs in (_PATH, _PREFIX) else argument):
+        what, example = row.needs
+        raise UsageError(f"--{rule.name} needs {what}, as in --{rule.name} {example}")
+
+
+class _Names:
+    """The keys that are left and the names that stand for them, tensors first."""
+
+    def __init__(self, keys: Iterable[str], others: Iterable[str]) -> None:
+        tensors = dict.fromkeys(keys)
+        self.keys = list({**tensors, **dict.fromkeys(others)})
+        self.now = list(self.keys)
+        self.tensors = len(tensors)
+
+    def seen_by(self, rule: Rule) -> list[str]:
+        """Names a rule may match."""
+        return self.now[: self.tensors] if rule.name in _OF_TENSORS else self.now
+
+    def take(self, rule: Rule, found: dict[str, str]) -> None:
+        """Do what `rule` means by the names it found."""
+        if rule.name == "only":
+            self._keep(found)
+        elif rule.name == "drop":
+            self._keep(set(self.now[: self.tensors]) - found.keys())
         else:
-            idle.append(rule)
-    renames = {key: name for key, name in zip(keys, names, strict=True) if key != name}
-    check_collisions(keys, renames)
-    notes = [note for rule in rules if rule.name in _REMARKS for note in _REMARKS[rule.name](names)]
-    return Outcome(renames, tuple(dict.fromkeys(notes)), tuple(idle))
+            self._rename(rule, found)
+
+    def _keep(self, wanted: Collection[str]) -> None:
+        stay = [i for i, name in enumerate(self.now) if i >= self.tensors or name in wanted]
+        self.tensors -= len(self.now) - len(stay)
+        self.keys = [self.keys[i] for i in stay]
+        self.now = [self.now[i] for i in stay]
+
+    def _rename(self, rule: Rule, found: Mapping[str, str]) -> None:
+        names = [found.get(name, name) for name in self.now]
+        if len(set(names)) < len(names):
+            raise self._collision(rule, names)
+        self.now = names
+
+    def _collision(self, rule: Rule, names: Sequence[str]) -> KeyCollision:
+        (first, second), *more = _clashes(names, self.now)
+        hint = _way_out(self.now[: self.tensors], [self.now[first], self.now[second]], rule)
+        return _refusal(self.keys[first], self.keys[second], names[first], len(more), hint)
+
+    def renames(self) -> dict[str, str]:
+        """{key: final name} of what changed."""
+        return {key: now for key, now in zip(self.keys, self.now, strict=True) if key != now}
+
+    def drops(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """The keys of tensors that are gone."""
+        left = set(self.keys)
+        return tuple(key for key in dict.fromkeys(keys) if key not in left)
+
+
+# Two names that become one
 
 
 def check_collisions(keys: Iterable[str], renames: Mapping[str, str]) -> None:
     """Raise KeyCollision when two of `keys` have the same name after `renames`."""
-    owner: dict[str, str] = {}
-    clashes = []
-    for key in dict.fromkeys(keys):
-        name = renames.get(key, key)
-        if name in owner:
-            clashes.append((owner[name], key, name))
-        else:
-            owner[name] = key
-    if not clashes:
-        return
-    first, second, name = clashes[0]
-    if first not in renames:  # the one that moves is named first
-        first, second = second, first
-    more = f" (and {len(clashes) - 1:,} more)" if len(clashes) > 1 else ""
-    raise KeyCollision(
-        f"'{first}' and '{second}' would both become '{name}'{more}; nothing written",
-        hint="rename one of them before saving, or leave names alone with --keep-module",
-    )
+    before = list(dict.fromkeys(keys))
+    after = [renames.get(key, key) for key in before]
+    clashes = _clashes(after, before)
+    if clashes:
+        first, second = clashes[0]
+        hint = _way_out(before, [before[first], before[second]])
+        raise _refusal(before[first], before[second], after[first], len(clashes) - 1, hint)
 
 
-# The rules
+def _clashes(after: Sequence[str], before: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of names that became one; of each two, the one that moved is first."""
+    owner: dict[str, int] = {}
+    found = []
+    for at, name in enumerate(after):
+        held = owner.setdefault(name, at)
+        if held != at:
+            found.append((held, at) if before[held] != name else (at, held))
+    return found
 
 
-def _strip_module_if_all(names: Sequence[str], _: str) -> dict[str, str]:
-    start = _common_depth(names) * len(_MODULE)
-    return {n: n[start:] for n in names if start and n not in UNCOUNTED}
+def _refusal(first: str, second: str, name: str, more: int, hint: str) -> KeyCollision:
+    others = f" (and {more:,} more)" if more else ""
+    text = f"'{first}' and '{second}' would both become '{name}'{others}; nothing written"
+    return KeyCollision(text, hint=hint)
 
 
-def _strip_module(names: Sequence[str], _: str) -> dict[str, str]:
-    return {n: n[lead.end() :] for n in names if (lead := _LEAD.match(n))}
-
-
-def _add_module(names: Sequence[str], _: str) -> dict[str, str]:
-    return {} if _common_depth(names) else {n: _MODULE + n for n in names}
-
-
-def _add_module_at(names: Sequence[str], path: str) -> dict[str, str]:
-    under, there = path + ".", f"{path}.{_MODULE}"
-    cut = len(under)
-    return {
-        n: there + n[cut:] for n in names if n.startswith(under) and not n.startswith(_MODULE, cut)
-    }
-
-
-def _unwrap_at(names: Sequence[str], path: str) -> dict[str, str]:
-    there = f"{path}.{_MODULE}"
-    cut = len(there)
-    return {n: f"{path}.{n[cut:]}" for n in names if n.startswith(there) and len(n) > cut}
-
-
-def _unwrap(names: Sequence[str], _: str) -> dict[str, str]:
-    bare = _bare(names)
-    while len(parents := _interior(bare)) == 1:
-        inner = _unwrap_at(bare, next(iter(parents)))
-        if not inner:
-            break  # `features.module.`: nothing remains after it
-        bare = [inner.get(name, name) for name in bare]
-    return {old: new for old, new in zip(names, bare, strict=True) if old != new}
-
-
-RULES: dict[str, RuleFunction] = {
-    "strip-module-if-all": _strip_module_if_all,
-    "strip-module": _strip_module,
-    "add-module": _add_module,
-    "add-module-at": _add_module_at,
-    "unwrap": _unwrap,
-    "unwrap-at": _unwrap_at,
-}
-_WITH_PATH = frozenset({"add-module-at", "unwrap-at"})
-
-
-def _function(rule: Rule) -> RuleFunction:
-    try:
-        return RULES[rule.name]
-    except KeyError:
-        raise UsageError(f"no key rule is called '{rule.name}'") from None
-
-
-def _path(rule: Rule) -> str:
-    path = (rule.argument or "").strip(".")
-    if rule.name in _WITH_PATH and not path:
-        raise UsageError(f"--{rule.name} needs the path of a module, as in --{rule.name} features")
-    return path
-
-
-def _counted(names: Iterable[str]) -> Iterator[str]:
-    return (name for name in names if name not in UNCOUNTED)
-
-
-def _common_depth(names: Sequence[str]) -> int:
-    """How many leading `module` every counted name carries."""
-    leads = (_LEAD.match(name) for name in _counted(names))
-    return min((lead.end() // len(_MODULE) if lead else 0 for lead in leads), default=0)
-
-
-def _bare(names: Sequence[str]) -> list[str]:
-    """The names without known wrappers, and without the leading `module` that all carry."""
-    known = [_KNOWN.sub("", name) if _may_wrap(name) else name for name in names]
-    lead = _strip_module_if_all(known, "")
-    return [lead.get(name, name) for name in known]
-
-
-def _may_wrap(name: str) -> bool:
-    """A quick no for most names: the pattern takes ten times longer."""
-    return "_orig_mod." in name or "_wrapped_module." in name
-
-
-def _interior(names: Sequence[str]) -> dict[str, int]:
-    """Paths whose single child is `module`, with the number of keys below.
-
-    Of a stack (`features.module.module`) the outermost path stands for all.
-    """
-    found: dict[str, int] = {}
-    if not any(".module." in name for name in names):
-        return found
-    split = [n.split(".") for n in names if "." in n and n.count(".") < DEEPEST]
-    for parts in split:
-        for at in range(1, len(parts) - 1):
-            if parts[at] == "module":
-                path = ".".join(parts[:at])
-                found[path] = found.get(path, 0) + 1
-    depths = {path.count(".") + 1 for path in found}
-    for parts in split:
-        for at in depths:
-            if at < len(parts) and parts[at] != "module":
-                found.pop(".".join(parts[:at]), None)
-    inner = {path for path in found if path.endswith(".module") and path[:-7] in found}
-    return {path: n for path, n in found.items() if path not in inner}
-
-
-# What is worth saying about the names that came out
-
-
-def _partial(names: Sequence[str]) -> list[Remark]:
-    counted = list(_counted(names))
-    carry = sum(1 for name in counted if _LEAD.match(name))
-    if carry in (0, len(counted)):
-        return []
-    text = f"{carry:,} of {len(counted):,} keys carry 'module.'; names left alone"
-    return [Remark("partial-prefix", text, "--strip-module")]
-
-
-def _left_inside(names: Sequence[str]) -> list[Remark]:
-    # deepest first: the flags run in order, and an outer one would move the inner path
-    parents = sorted(_interior(names), key=lambda path: -path.count("."))
-    if not parents:
-        return []
-    places = ", ".join(parents[:3]) + (f" and {len(parents) - 3:,} more" if parents[3:] else "")
-    text = f"'module' under {places} is left: it may be an honest name; name its place to remove it"
-    flags = " ".join(f"--unwrap-at {quote(path)}" for path in parents)
-    return [Remark("interior-module", text, flags)]
-
-
-_REMARKS: dict[str, Callable[[Sequence[str]], list[Remark]]] = {
-    "strip-module-if-all": _partial,
-    "unwrap": lambda names: _partial(names) + _left_inside(names),
-}
-
-
-def wrappers(keys: Sequence[str]) -> list[tuple[str, int, int]]:
-    """What wrappers left in `keys`: (name, keys that carry it, keys that count).
-
-    Leading stacks end in a dot (`module.`, `_orig_mod.module.`), known components inside are
-    bare (`_orig_mod`), a `module` that is its parent's only child comes with its path
-    (`features.module`), counted from below the leading stack.
-    """
-    counted = list(_counted(keys))
-    total = len(counted)
-    stacks: dict[str, tuple[list[str], int]] = {}
-    inside = dict.fromkeys(WRAPPERS, 0)
-    for key in counted:
-        lead = _STACK.match(key)
-        if lead:
-            stack = lead.group()[:-1].split(".")
-            known, n = stacks.get(stack[0], (stack, 0))
-            stacks[stack[0]] = _common(known, stack), n + 1
-        if _may_wrap(key):
-            for name in set(_KNOWN.findall(key, lead.end() if lead else 0)):
-                inside[name[:-1]] += 1
-    found = [(".".join(stack) + ".", n, total) for stack, n in stacks.values()]
-    found += [(name, n, total) for name, n in inside.items() if n]
-    return found + [(f"{path}.module", n, total) for path, n in _interior(_bare(counted)).items()]
-
-
-def _common(left: list[str], right: list[str]) -> list[str]:
-    """The components that both stacks begin with."""
-    same = 0
-    while same < min(len(left), len(right)) and left[same] == right[same]:
-        same += 1
-    return left[:same]
-
-
-# `_metadata` follows the keys
-
-
-def metadata_renames(
-    module_paths: Sequence[str], renames: Mapping[str, str], keys: Iterable[str] = ()
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """How the entries of `_metadata` follow `renames`: (changed paths, dropped paths).
-
-    `module_paths` are its keys, also of modules without parameters. `keys` are all keys of the
-    table: where some stay, the modules above them stay too. A path without keys follows its
-    nearest ancestor that moved. A wrapper's own entry is dropped when the module it wrapped
-    takes its place.
-    """
-    moved: dict[str, str] = {}
-    wrapping: dict[str, str] = {}
-    for key in keys:
-        if key not in renames:
-            _learn(key, key, moved, wrapping)
-    for old, new in renames.items():
-        _learn(old, new, moved, wrapping)
-    owner: dict[str, str] = {}
-    target: dict[str, str] = {}
-    # who has keys of its own comes first, then who is deeper: a wrapper yields to what it wraps
-    for path in sorted(module_paths, key=lambda p: (p not in moved, -len(p))):
-        target[path] = _follow(path, moved, wrapping)
-        owner.setdefault(target[path], path)
-    stay = [path for path in module_paths if owner[target[path]] == path]
-    dropped = tuple(path for path in module_paths if owner[target[path]] != path)
-    return {path: target[path] for path in stay if target[path] != path}, dropped
-
-
-def _learn(old: str, new: str, moved: dict[str, str], wrapping: dict[str, str]) -> None:
-    """Match the components of one key pair from the right and note where each path above went.
-
-    `moved`: a path whose next component went along; `wrapping`: one whose next was removed.
-    """
-    left, right = old.count(".") + 1, new.count(".") + 1
-    if max(left, right) > DEEPEST:
-        return
-    while left:
-        above, _, last = old.rpartition(".")
-        goal, _, name = new.rpartition(".")
-        if left == right or (right and last == name):
-            if moved.get(above) == goal:
-                return  # from here on another key has shown the same
-            moved.setdefault(above, goal)
-            old, new, left, right = above, goal, left - 1, right - 1
-        elif left > right:
-            wrapping.setdefault(above, new)
-            old, left = above, left - 1
-        else:
-            new, right = goal, right - 1
-
-
-def _follow(path: str, moved: Mapping[str, str], wrapping: Mapping[str, str]) -> str:
-    """Where `path` goes: by its own keys, as a wrapper, or with its nearest ancestor."""
-    above, rest = path, ""
-    for _ in range(DEEPEST):
-        goal = moved.get(above, wrapping.get(above))
-        if goal is not None:
-            return f"{goal}.{rest}" if goal and rest else goal + rest
-        if not above:
-            break
-        above, _, last = above.rpartition(".")
-        rest = f"{last}.{rest}" if rest else last
-    return path
-
-
-# Globs
-
-
-def match_glob(pattern: str, key: str) -> bool:
-    """Whether the glob `pattern` selects `key`.
-
-    `*` and `?` stay within a component, `**` crosses dots. Without a dot the pattern is tried on
-    each component (`fc` selects `fc.weight`, not `fc2.weight`); with dots it must match the key
-    from its start to the end of a component (`layers.1` selects `layers.1.weight`).
-    """
-    return _glob(pattern).search(key) is not None
-
-
-_WILD = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
-
-
-@lru_cache(maxsize=256)
-def _glob(pattern: str) -> re.Pattern[str]:
-    pieces = re.split(r"(\*\*|\*|\?)", re.sub(r"\*{3,}", "**", pattern))
-    body = "".join(_WILD.get(piece) or re.escape(piece) for piece in pieces)
-    start = r"\A" if "." in pattern else r"(?:\A|(?<=\.))"
-    return re.compile(rf"(?s){start}{body}(?=\.|\Z)")
+def _way_out(tensors: Sequence[str], pair: Sequence[str], rule: Rule | None = None) -> str:
+    """The flag that leaves out one of a pair and nothing else, said only where there is one."""
+    flags = []
+    for name in reversed(pair):
+        match = compiled(name).match
+        if [other for other in tensors if match(other)] == [name]:
+            flags.append("--drop '{}'".format(name.replace("'", "'\"'\"'")))
+    if not flags:
+        return "give one of them another name first, with --rename-file"
+    way = f"keep one of them with {' or '.join(flags)}"
+    if rule is None:
+        return way
+    if rule.name == "strip-module-if-all":
+        return f"{way}, or leave names alone with --keep-module"
+    return f"{way} before {rule.flag}"

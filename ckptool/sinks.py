@@ -1,233 +1,233 @@
-"""Files that take an output: checked before anything is read, replaced only when all is written.
+"""Where the outputs of one write go: a file, or files in a folder, and files beside them.
 
-Knows: temp files, permissions, free space, renames. Must not know: plans, formats.
-The temp file lies beside the target, so that the rename is atomic; only temp files that this
-process made are ever removed.
+Knows: which targets a write has, and which of them may not be. Must not know: plans, formats,
+how one target is written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from ckptool.errors import OutputError
-from ckptool.places import describe
+from ckptool.places import describe, is_plain_name
 from ckptool.spans import Address
+from ckptool.targets import (
+    NewFolder,
+    Target,
+    check_folder,
+    output_error,
+    refusal,
+    resolve,
+    sync_folder,
+)
 
-_TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
-_TEMP_FLAGS |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_LONGEST_STEM = 200  # bytes of the name kept in a temp name; names end at 255
+__all__ = [
+    "FileSink", "FolderSink", "Sink", "Target", "check_different", "check_none_is_source",
+    "check_space", "findings_beside", "output_error", "sync_folder",
+]  # fmt: skip
 
-_SPACE = ("output-space", "free some space, or write to another disk with -o")
-_DENIED = ("output-folder", "it needs write permission on the folder; give another -o")
-_OS_ERRORS = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
-    errno.EROFS: ("output-folder", "the disk is read-only; give another -o"),
-    errno.ENAMETOOLONG: ("output-folder", "give a shorter name with -o"),
-    errno.EFBIG: ("output-io", "the file is larger than the disk or a limit (ulimit -f) allows"),
-}
+Beside = Mapping[str, "str | os.PathLike[str]"]
+
+_TEMP_NAME = re.compile(r"(\..*\.ckptool-)(\d+)(?:-\d+)?\.tmp", re.DOTALL)
+# What a loader of a folder would read beside new shards. It prefers .safetensors to an index
+# of .bin files, so that one may stay.
+_SHARDS = (".safetensors", ".index.json")
+_KEPT = ".bin.index.json"
+_OTHER_FOLDER = "remove them first, or give another folder with -o"
 
 
-def output_error(error: OSError, path: str) -> OutputError:
-    """What the system refused while `path` was written, as an error of ours."""
-    other = ("output-io", "check the disk, or write to another one with -o")
-    slug, hint = _OS_ERRORS.get(error.errno or 0, other)
-    text = f"writing failed: {error.strerror or error}"
-    return OutputError(text, path=path, hint=hint, slug=slug)
+class Sink(Protocol):
+    """Where outputs go; `path` is what the user called it."""
+
+    path: str
+
+    def targets(self, names: Sequence[str]) -> list[Target]:
+        """One target for each output, all of them checked; nothing is made yet."""
 
 
+class FileSink:
+    """One output to `path`; several, by their names, into its folder. An output whose name is
+    a key of `beside` goes to the path that is given there.
+
+    Raises OutputError before anything is read: `output-exists` without `force`,
+    `output-special` for a folder, FIFO or device, `output-folder` for a missing or
+    unwritable folder, `output-same` for two outputs in one file.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, force: bool = False, beside: Beside | None = None
+    ) -> None:
+        self.path = os.fsdecode(path)
+        self.force = force
+        self._first = Target(self.path, force)
+        self._beside = _targets_beside(beside, force)
+        _check_distinct([self._first, *self._beside.values()])
+
+    def targets(self, names: Sequence[str]) -> list[Target]:
+        """One target for each output, all of them checked."""
+        inside = [name for name in names if name not in self._beside]
+        if len(inside) == 1:
+            made = {inside[0]: self._first}
+        else:
+            made = _targets_in(os.path.dirname(self.path), inside, self.force, None)
+        return _in_order(names, {**made, **self._beside})
+
+
+class FolderSink:
+    """Outputs by their names into the folder `path`, which is made (not its parents) when the
+    first is written, and removed again if none stays. `beside` as in `FileSink`.
+
+    Raises OutputError as `FileSink`; `output-special` when `path` is no folder;
+    `output-mixed`, also with `force`, when it holds shards or an index that would not be
+    replaced: who loads the folder would read old and new ones together.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, force: bool = False, beside: Beside | None = None
+    ) -> None:
+        self.path = os.fsdecode(path)
+        self.force = force
+        if not self.path:
+            raise refusal(self.path, "special", "an empty path", "give the name of a folder")
+        self._real, there = resolve(self.path)
+        self._new: NewFolder | None = None
+        if there is None:
+            self._new = NewFolder(self._real, self.path)
+        elif stat.S_ISDIR(there.st_mode):
+            check_folder(self._real, self.path)
+        else:
+            what = "a file" if stat.S_ISREG(there.st_mode) else describe(there.st_mode)
+            raise refusal(
+                self.path, "special", f"{what}, not a folder", "give the name of a folder"
+            )
+        self._beside = _targets_beside(beside, force, self._new)
+        _check_distinct(list(self._beside.values()))
+
+    def targets(self, names: Sequence[str]) -> list[Target]:
+        """One target for each output, all of them checked."""
+        inside = [name for name in names if name not in self._beside]
+        self._check_unmixed(inside)
+        made = _targets_in(self.path, inside, self.force, self._new)
+        return _in_order(names, {**made, **self._beside})
+
+    def _check_unmixed(self, names: Sequence[str]) -> None:
+        try:
+            there = [] if self._new else sorted(os.listdir(self._real))
+        except OSError as error:
+            raise output_error(error, self.path) from error
+        replaced = {os.path.normcase(name) for name in names}
+        old = [name for name in there if os.path.normcase(name) not in replaced and _is_shard(name)]
+        if old:
+            more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+            text = f"old files lie there that would be loaded with the new ones: {', '.join(old[:3])}{more}"
+            refused = refusal(self.path, "mixed", text, _OTHER_FOLDER)
+            refused.findings = tuple(old)
+            raise refused
+
+
+def _is_shard(name: str) -> bool:
+    lower = name.lower()
+    return lower.endswith(_SHARDS) and not lower.endswith(_KEPT)
+
+
+def _targets_in(
+    folder: str, names: Sequence[str], force: bool, new: NewFolder | None
+) -> dict[str, Target]:
+    unsafe = [name for name in names if not is_plain_name(name)]
+    if unsafe:
+        raise OutputError(f"not a plain file name: '{unsafe[0]}'", path=folder)
+    return {name: Target(os.path.join(folder, name), force, new) for name in names}
+
+
+def _targets_beside(
+    beside: Beside | None, force: bool, new: NewFolder | None = None
+) -> dict[str, Target]:
+    return {name: Target(os.fsdecode(path), force, new) for name, path in (beside or {}).items()}
+
+
+def _in_order(names: Sequence[str], made: Mapping[str, Target]) -> list[Target]:
+    found = [made[name] for name in names]
+    _check_distinct(found)
+    return found
+
+
+def _check_distinct(targets: Sequence[Target]) -> None:
+    """Raise OutputError `output-same` when two of them are one file."""
+    seen: dict[object, Target] = {}
+    for target in targets:
+        names: list[object] = [os.path.normcase(target.real)]
+        if target.old is not None:
+            names.append((target.old.st_dev, target.old.st_ino))
+        for name in names:
+            if name in seen:
+                text = f"two outputs in one file: this one and {seen[name].path}"
+                raise refusal(target.path, "same", text, "give them different names")
+            seen[name] = target
+
+
+# -- asked once for all targets ----------------------------------------------------------------
 def check_different(sources: Iterable[Address], path: str | os.PathLike[str]) -> None:
     """Raise OutputError `output-same` when the target is one of the input files."""
     try:
         there = os.stat(path)
     except (OSError, ValueError):
         return
-    for source in sources:
-        if source.identity[:2] == (there.st_dev, there.st_ino):
-            raise OutputError(
-                "the output is the input itself",
-                path=os.fsdecode(path),
-                hint="give another -o",
-                slug="output-same",
-            )
+    if (there.st_dev, there.st_ino) in {source.identity[:2] for source in sources}:
+        raise _same(os.fsdecode(path))
 
 
-class Target:
-    """One output file: the path asked for, and the temp file that becomes it.
-
-    Raises OutputError when it cannot be written to (see `FileSink`).
-    """
-
-    def __init__(self, path: str, force: bool) -> None:
-        self.path = path
-        if path.endswith(("/", os.sep)):
-            raise self._refusal(
-                "special", "it names a folder, not a file", "give the name of a file"
-            )
-        try:
-            self.real = os.path.realpath(path)  # a link is kept, what it names is written
-            self.old = _stat_of(self.real)
-        except (OSError, ValueError) as error:
-            raise self._refusal("special", f"not a possible path: {error}") from error
-        self.folder, self.name = os.path.split(self.real)
-        self.temp = ""
-        self.fd = -1
-        self._check(force)
-
-    def _check(self, force: bool) -> None:
-        if self.old is not None and not stat.S_ISREG(self.old.st_mode):
-            what = describe(self.old.st_mode)
-            raise self._refusal("special", f"{what}, not a file", "give the name of a file")
-        if self.old is not None and not force:
-            raise self._refusal("exists", "it exists already", "replace it with -f")
-        if not os.path.isdir(self.folder):
-            raise self._refusal("folder", f"no folder '{self.folder}'", "make the folder first")
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise self._refusal("folder", "no permission to write there", _DENIED[1])
-
-    def _refusal(self, slug: str, text: str, hint: str = "give another -o") -> OutputError:
-        return OutputError(text, path=self.path, hint=hint, slug=f"output-{slug}")
-
-    def check_space(self, needed: int) -> None:
-        """Raise OutputError `output-space` when the disk has less than `needed` bytes free."""
-        free = free_bytes(self.folder) if free_bytes else None
-        if free is not None and free < needed:
-            text = f"{needed:,} bytes are needed, {free:,} are free on the disk"
-            raise self._refusal("space", text, _SPACE[1])
-
-    def open(self) -> int:
-        """Create the temp file, with the mode and owner of the file it will replace."""
-        for number in range(1000):
-            suffix = f"-{number}" if number else ""
-            temp = os.path.join(self.folder, f"{self._stem()}{os.getpid()}{suffix}.tmp")
-            with contextlib.suppress(FileExistsError):
-                self.fd = os.open(temp, _TEMP_FLAGS, 0o666)
-                self.temp = temp
-                break
-        if not self.temp:
-            raise self._refusal("folder", "too many temp files of earlier runs beside it")
-        if self.old is not None:
-            _take_over(self.fd, self.temp, self.old)
-        return self.fd
-
-    def close(self, *, fsync: bool) -> None:
-        """Close the temp file; with `fsync`, once the disk has it."""
-        fd, self.fd = self.fd, -1
-        try:
-            if fsync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def publish(self) -> None:
-        """Put the temp file in the target's place, at once."""
-        os.replace(self.temp, self.real)
-        self.temp = ""
-
-    def discard(self) -> None:
-        """Remove the temp file, if this object made one and it was not published."""
-        fd, self.fd = self.fd, -1
-        temp, self.temp = self.temp, ""
-        with contextlib.suppress(OSError):
-            if fd >= 0:
-                os.close(fd)
-        with contextlib.suppress(OSError):
-            if temp:
-                os.unlink(temp)
-
-    def findings(self) -> list[str]:
-        """Sentences about what lies there: temp files of dead runs, other hard links."""
-        pattern = re.compile(re.escape(self._stem()) + r"(\d+)(?:-\d+)?\.tmp")
-        names: list[str] = []
-        with contextlib.suppress(OSError):  # a folder may be writable and not readable
-            names = sorted(os.listdir(self.folder))
-        matches = [pattern.fullmatch(name) for name in names]
-        stale = [match.group() for match in matches if match and not _alive(int(match.group(1)))]
-        said = [f"left by an interrupted run, remove it: {name}" for name in stale]
-        if self.old is not None and self.old.st_nlink > 1:
-            others = self.old.st_nlink - 1
-            said.append(f"{others} other hard link(s) to {self.path} keep the old content")
-        return said
-
-    def _stem(self) -> str:
-        name = self.name
-        if len(os.fsencode(name)) > _LONGEST_STEM:
-            name = name[: _LONGEST_STEM // 4]
-        return f".{name}.ckptool-"
+def check_none_is_source(targets: Sequence[Target], sources: Iterable[Address]) -> None:
+    """Raise OutputError `output-same` when a target is one of the files that are read."""
+    read = {source.identity[:2] for source in sources}
+    for target in targets:
+        if target.old is not None and (target.old.st_dev, target.old.st_ino) in read:
+            raise _same(target.path)
 
 
-class FileSink:
-    """Where outputs go: one output to `path`; several, by their names, into its folder.
-
-    Where the input is a file too, call `check_different` first.
-    Raises OutputError before anything is read: `output-exists` without `force`,
-    `output-special` for a folder, FIFO or device, `output-folder` for a missing or
-    unwritable folder.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        self.path = os.fsdecode(path)
-        self.force = force
-        self._first = Target(self.path, force)
-
-    def targets(self, names: Sequence[str]) -> list[Target]:
-        """One target for each output, all of them checked."""
-        if len(names) == 1:
-            return [self._first]
-        folder = os.path.dirname(self.path)
-        unsafe = [name for name in names if os.path.basename(name) != name or not name]
-        if unsafe:
-            raise OutputError(f"not a plain file name: '{unsafe[0]}'", path=self.path)
-        return [Target(os.path.join(folder, name), self.force) for name in names]
+def _same(path: str) -> OutputError:
+    return refusal(path, "same", "the output is the input itself")
 
 
-def sync_folder(folder: str) -> None:
-    """Make renames in it durable, where the system can (not on Windows)."""
-    if os.name == "nt":
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems cannot
-            raise
-    finally:
-        os.close(fd)
+def check_space(targets: Sequence[Target], sizes: Sequence[int]) -> None:
+    """Raise OutputError `output-space` when a disk has less free than its targets need."""
+    needed: dict[int, int] = {}
+    first: dict[int, Target] = {}
+    for target, size in zip(targets, sizes, strict=True):
+        disk = target.disk()
+        needed[disk] = needed.get(disk, 0) + size
+        first.setdefault(disk, target)
+    for disk, size in needed.items():
+        first[disk].check_space(size)
 
 
-def _statvfs_free(folder: str) -> int:
-    info = os.statvfs(folder)
-    return info.f_bavail * info.f_frsize
+def findings_beside(targets: Sequence[Target]) -> list[str]:
+    """Sentences about what lies there: temp files of dead runs, other hard links."""
+    stems: dict[str, set[str]] = {}
+    for target in targets:
+        stems.setdefault(target.folder, set()).add(target.stem())
+    said = [
+        f"left by an interrupted run, remove it: {name}"
+        for folder, ours in stems.items()
+        for name in _stale(folder, ours)
+    ]
+    for target in targets:
+        if target.old is not None and target.old.st_nlink > 1:
+            others = target.old.st_nlink - 1
+            said.append(f"{others} other hard link(s) to {target.path} keep the old content")
+    return said
 
 
-# None where the system has no statvfs: the write itself then finds out.
-free_bytes: Callable[[str], int] | None = _statvfs_free if hasattr(os, "statvfs") else None
-
-
-def _stat_of(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _take_over(fd: int, temp: str, old: os.stat_result) -> None:
-    """Owner first: changing it clears mode bits. A stranger's file keeps only its mode."""
-    if hasattr(os, "fchown"):
-        with contextlib.suppress(OSError):
-            os.fchown(fd, old.st_uid, old.st_gid)
-    mode = old.st_mode & 0o777
-    if hasattr(os, "fchmod"):
-        os.fchmod(fd, mode)
-    else:
-        os.chmod(temp, mode)
+def _stale(folder: str, stems: set[str]) -> list[str]:
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # a folder may be writable and not readable, or not there
+        names = sorted(os.listdir(folder))
+    matches = [match for match in map(_TEMP_NAME.fullmatch, names) if match]
+    return [m.group() for m in matches if m.group(1) in stems and not _alive(int(m.group(2)))]
 
 
 def _alive(pid: int) -> bool:

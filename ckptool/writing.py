@@ -1,6 +1,6 @@
 """A Plan onto a sink: temp files, kernel copies with checksums taken beside, then the rename.
 
-Knows: parts, checksums, how this system copies. Must not know: formats.
+Knows: parts, one source at a time, how this system copies. Must not know: formats.
 Memory is constant: a large copy never enters this process except through one buffer of the
 checking thread, which reads the same span while the kernel copies it.
 """
@@ -9,28 +9,35 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
-import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from typing import Any
 
-from ckptool.errors import CkptError, CrcMismatch, StorageSize
+from ckptool.errors import CkptError, StorageSize
 from ckptool.places import Source, changed, open_source, reopen
 from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
-from ckptool.sinks import FileSink, Target, check_different, output_error, sync_folder
+from ckptool.sinks import (
+    FileSink,
+    FolderSink,
+    Sink,
+    Target,
+    check_different,
+    check_none_is_source,
+    check_space,
+    findings_beside,
+    output_error,
+    sync_folder,
+)
 from ckptool.spans import Address, Span
+from ckptool.sums import Checker, Sum
 
-__all__ = ["FileSink", "Reader", "Recipe", "check_different", "write"]
+__all__ = ["FileSink", "FolderSink", "Reader", "Recipe", "check_different", "write"]
 
 Reader = Callable[[int, int, int], bytes]
 Recipe = Callable[[Reader, Made], Iterator[bytes]]
 
 _CHUNK = 16 << 20  # one kernel copy, and the step of the progress
 _SMALL = 64 << 10  # below this, reading once costs less than a second thread
-_BLOCK = 1 << 20  # one read of the checking thread; also the write buffer
-_AHEAD = 16  # chunks the copy may be ahead of the check, so that both hit the page cache
-_AGAIN = "download or copy it again, or skip the check with --no-check"
+_BLOCK = 1 << 20  # the write buffer
 
 
 def _copy_range(source_fd: int, sink_fd: int, offset: int, size: int) -> int:
@@ -56,7 +63,7 @@ _CANNOT = {
 
 def write(
     plan: Plan,
-    sink: FileSink,
+    sink: Sink,
     recipes: Mapping[str, Recipe],
     *,
     check: bool = True,
@@ -68,40 +75,40 @@ def write(
     """Write all outputs beside their targets, then rename them, in order.
 
     `check` compares copies with their recorded CRC; `verify(source)` sees each finished temp
-    file and may raise; `progress(bytes so far)` is called about every 16 MiB and at the end.
-    What `opener` gives is closed afterwards.
+    file under the name of its target and may raise; `progress(bytes so far)` is called about
+    every 16 MiB and at the end. `opener` may be asked for an address more than once; what it
+    gives is closed before the next one is opened.
     Raises OutputError, InputChanged, CrcMismatch, StorageSize, Truncated; whatever is raised,
-    the targets are as they were and no temp file is left.
+    no temp file is left and the targets are as they were, but for a failure between two
+    renames: then the error names what is in place already.
     """
     targets = sink.targets([output.name for output in plan.outputs])
-    findings = [said for target in targets for said in target.findings()]
-    sources: list[Source] = []
+    check_none_is_source(targets, plan.sources)
+    findings = findings_beside(targets)
+    run = _Run(plan.sources, recipes, check, progress, opener)
     path = sink.path
     try:
-        if targets:
-            targets[0].check_space(sum(output.size_bytes for output in plan.outputs))
-        sources.extend(map(opener, plan.sources))
-        with _Checker() as checker:
-            run = _Run(sources, recipes, checker, check, progress)
+        check_space(targets, [output.size_bytes for output in plan.outputs])
+        with run.checker:
+            run.sources.start()
             for output, target in zip(plan.outputs, targets, strict=True):
                 path = target.path
                 _write_output(run, output, target, fsync)
-        _check_unchanged(sources)
+            run.sources.finish()
         for target in targets if verify else ():
             _verify(target, verify)
         for target in targets:
             path = target.path
             target.publish()
     except OSError as error:
-        raise output_error(error, path) from error
+        raise output_error(error, path, [t.path for t in targets if t.published]) from error
     finally:
         for target in targets:
             target.discard()
-        for source in sources:
-            source.close()
+        run.sources.close()
     findings += _sync_folders(targets) if fsync else []
     written = tuple((t.path, o.size_bytes) for t, o in zip(targets, plan.outputs, strict=True))
-    return Written(written, run.checked, tuple(findings))
+    return Written(written, run.checked, tuple(findings), tuple(run.results))
 
 
 def _write_output(run: _Run, output: Output, target: Target, fsync: bool) -> None:
@@ -116,12 +123,6 @@ def _write_output(run: _Run, output: Output, target: Target, fsync: bool) -> Non
     target.close(fsync=fsync)
 
 
-def _check_unchanged(sources: Sequence[Source]) -> None:
-    for source in sources:
-        if not source.unchanged():
-            raise changed(source.name)
-
-
 def _verify(target: Target, verify: Callable[[Source], object] | None) -> None:
     with open_source(target.temp) as source:
         source.name = target.path
@@ -132,91 +133,65 @@ def _verify(target: Target, verify: Callable[[Source], object] | None) -> None:
 def _sync_folders(targets: Sequence[Target]) -> list[str]:
     """The files are in place by now: a failure here is told, not raised."""
     try:
-        for folder in sorted({target.folder for target in targets}):
+        for folder in sorted({folder for target in targets for folder in target.folders()}):
             sync_folder(folder)
     except OSError as error:
         return [f"written, but the folder could not be flushed to disk: {error.strerror}"]
     return []
 
 
-class _Sum:
-    """The CRC of one part while its bytes pass, compared at the end where one is recorded."""
+class _Sources:
+    """The files a plan reads, one of them open at a time: there may be ten thousand.
 
-    __slots__ = ("_expected", "_label", "_left", "_path", "value")
+    `settle` waits until nobody reads the open one any more.
+    """
 
-    def __init__(self, size: int, expected: int | None, label: str, path: str | None) -> None:
-        self.value = 0
-        self._left = size
-        self._expected = expected
-        self._label = label
-        self._path = path
-
-    def add(self, data: bytes | memoryview) -> None:
-        self.value = zlib.crc32(data, self.value)
-        self._left -= len(data)
-        if not self._left and self._expected and self.value != self._expected:
-            what = f"bytes of '{self._label}'" if self._label else "bytes"
-            text = f"{what} do not have their recorded checksum"
-            raise CrcMismatch(text, path=self._path, hint=_AGAIN)
-
-
-class _Checker:
-    """One thread for a whole write that reads and sums the spans it is fed."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.Queue[tuple[Source, Span, _Sum] | None] = queue.Queue(_AHEAD)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self._stopped = False
-
-    def __enter__(self) -> _Checker:
-        return self
-
-    def __exit__(
+    def __init__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        addresses: Sequence[Address],
+        opener: Callable[[Address], Source],
+        settle: Callable[[], None],
     ) -> None:
-        self._stopped = True
-        if self._thread:
-            self._jobs.put(None)
-            self._thread.join()
+        self._addresses = addresses
+        self._opener = opener
+        self._settle = settle
+        self._open: Source | None = None
+        self._id = -1
+        self._unseen = set(range(len(addresses)))
 
-    def feed(self, source: Source, span: Span, total: _Sum) -> None:
-        """Sum these bytes soon; raise what went wrong with earlier ones."""
-        if not self._thread:
-            self._thread = threading.Thread(target=self._work, name="ckptool-crc", daemon=True)
-            self._thread.start()
-        self._jobs.put((source, span, total))
-        if self._error:
-            raise self._error
+    def __getitem__(self, source_id: int) -> Source:
+        if self._open is None or source_id != self._id:
+            self._leave()
+            self._open = self._opener(self._addresses[source_id])
+            self._id = source_id
+            self._unseen.discard(source_id)
+        return self._open
 
-    def settle(self) -> None:
-        """Wait until all that was fed is summed; raise what went wrong."""
-        self._jobs.join()
-        if self._error:
-            raise self._error
+    def start(self) -> None:
+        """Open the first, so that a plan of one file fails before anything is written."""
+        if self._addresses:
+            self[0]
 
-    def _work(self) -> None:
-        buffer = memoryview(bytearray(_BLOCK))
-        while (job := self._jobs.get()) is not None:
-            self._guarded(buffer, *job)
-            self._jobs.task_done()
+    def finish(self) -> None:
+        """Close the last one; see that those no part asked for are still what was planned with."""
+        for source_id in sorted(self._unseen):
+            self[source_id]
+        self._leave()
 
-    def _guarded(self, buffer: memoryview, source: Source, span: Span, total: _Sum) -> None:
-        try:
-            self._sum(buffer, source, span, total)
-        except BaseException as error:  # handed to the writing thread
-            self._error = error
+    def _leave(self) -> None:
+        """Close the open one. Raises InputChanged when it is not what it was."""
+        if self._open is None:
+            return
+        self._settle()
+        if not self._open.unchanged():
+            raise changed(self._open.name)
+        self.close()
 
-    def _sum(self, buffer: memoryview, source: Source, span: Span, total: _Sum) -> None:
-        for offset in range(span.offset, span.end, _BLOCK):
-            if self._error or self._stopped:
-                return
-            view = buffer[: min(_BLOCK, span.end - offset)]
-            source.read_into(offset, view)
-            total.add(view)
+    def close(self) -> None:
+        """Close the open one as it is, after a failure."""
+        source, self._open = self._open, None
+        if source is not None:
+            source.close()
 
 
 class _Out:
@@ -272,19 +247,20 @@ class _Out:
 
 
 class _Run:
-    """One write: what its parts need, and how far it is."""
+    """One write: what its parts need, what they gave, and how far it is."""
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        addresses: Sequence[Address],
         recipes: Mapping[str, Recipe],
-        checker: _Checker,
         check: bool,
         progress: Callable[[int], object] | None,
+        opener: Callable[[Address], Source],
     ) -> None:
-        self.checker = checker
+        self.checker = Checker()
+        self.sources = _Sources(addresses, opener, self.checker.settle)
         self.checked = 0
-        self._sources = sources
+        self.results: list[tuple[str, Any]] = []
         self._recipes = recipes
         self._check = check
         self._progress = progress
@@ -294,7 +270,7 @@ class _Run:
     def parts(self, parts: Sequence[Part], out: _Out) -> None:
         """Run the parts in order; keep the checksums that later ones ask for."""
         needed = {index for part in parts if isinstance(part, Late) for index in part.needs}
-        sums: dict[int, _Sum] = {}
+        sums: dict[int, Sum] = {}
         for index, part in enumerate(parts):
             total = self._sum_for(part, index in needed)
             if total and index in needed:
@@ -314,25 +290,25 @@ class _Run:
             self._reported = self._done
             self._progress(self._done)
 
-    def _sum_for(self, part: Part, needed: bool) -> _Sum | None:
+    def _sum_for(self, part: Part, needed: bool) -> Sum | None:
         recorded = part.crc if self._check and isinstance(part, Copy | Made) else None
         if not recorded and not needed:
             return None
         if recorded:
             self.checked += part.size
         label = part.label if isinstance(part, Copy | Made) else ""
-        path = self._sources[part.source_id].name if isinstance(part, Copy) else None
-        return _Sum(part.size, recorded, label, path)
+        path = self.sources[part.source_id].name if isinstance(part, Copy) else None
+        return Sum(part.size, recorded, label, path)
 
-    def _put(self, data: bytes, total: _Sum | None, out: _Out) -> None:
+    def _put(self, data: bytes, total: Sum | None, out: _Out) -> None:
         if total:
             total.add(data)
         out.put(data)
         self._done += len(data)
         self.report()
 
-    def _copy(self, part: Copy, total: _Sum | None, out: _Out) -> None:
-        source, span = self._sources[part.source_id], part.span
+    def _copy(self, part: Copy, total: Sum | None, out: _Out) -> None:
+        source, span = self.sources[part.source_id], part.span
         if span.size < _SMALL:
             self._put(source.read(span.offset, span.size), total, out)
             return
@@ -344,9 +320,10 @@ class _Run:
             self._done += chunk.size
             self.report()
 
-    def _make(self, part: Made, total: _Sum | None, out: _Out) -> None:
+    def _make(self, part: Made, total: Sum | None, out: _Out) -> None:
         left = part.size
-        for data in self._recipes[part.recipe](self._read, part):
+        made = self._recipes[part.recipe](self._read, part)
+        for data in self._keeping_result(made, part.label):
             left -= len(data)
             if left < 0:
                 break
@@ -355,11 +332,17 @@ class _Run:
             text = f"'{part.recipe}' made {'more' if left < 0 else 'fewer'} bytes than planned"
             raise StorageSize(text, key=part.label or None, hint="report this with the file")
 
+    def _keeping_result(self, made: Any, label: str) -> Iterator[bytes]:
+        """The chunks; what the generator returns at their end is a result of the write."""
+        result = yield from made
+        if result is not None:
+            self.results.append((label, result))
+
     def _read(self, source_id: int, offset: int, size: int) -> bytes:
-        return self._sources[source_id].read(offset, size)
+        return self.sources[source_id].read(offset, size)
 
 
-def _filled(part: Late, sums: Mapping[int, _Sum]) -> bytes:
+def _filled(part: Late, sums: Mapping[int, Sum]) -> bytes:
     data = part.fill(tuple(sums[index].value for index in part.needs))
     if len(data) != part.size:
         raise CkptError(f"a late part has {len(data):,} bytes, {part.size:,} were planned")

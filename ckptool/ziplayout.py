@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ckptool.errors import ZipAmbiguous
 
@@ -24,7 +25,13 @@ FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF  # "the true value is in the zip64 record"
 ZIP64_FIELD = 1
 STORED, DEFLATED = 0, 8
 HAS_DESCRIPTOR = 0x8
+USUAL_FLAGS = 0x808  # a descriptor follows, names are UTF-8
 REPACK = "unpack it and save it again with torch.save"  # the hint of every refusal
+
+
+def ambiguous(text: str, member: str | None = None, hint: str = REPACK) -> NoReturn:
+    """Raise ZipAmbiguous."""
+    raise ZipAmbiguous(text, member=member, hint=hint)
 
 
 def zip64_values(extra: bytes, values: Sequence[int], name: str) -> list[int]:

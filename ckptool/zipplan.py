@@ -124,6 +124,23 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
     return tuple(layout.parts)
 
 
+def plan_append(
+    record: Record, at: int, before: bytes, after: bytes, count: int, alignment: int = 64
+) -> bytes:
+    """What goes behind an archive of `at` bytes to replace one of its `count` entries: the
+    record (all literals), and the directory anew, `before` and `after` being what it holds
+    around the replaced entry.
+    """
+    crc = _known_crc(record)
+    entry = _Placed(record.name.encode("utf-8"), record.size, crc, at)
+    pieces = [_local_header(entry, alignment)]
+    pieces += [part.data for part in record.parts if isinstance(part, Literal)]
+    pieces.append(_descriptor((crc or 0,), size=entry.size, wide=entry.wide))
+    start = at + sum(map(len, pieces))
+    directory = before + _central(entry, crc or 0) + after
+    return b"".join((*pieces, directory, _end_records(count, len(directory), start)))
+
+
 def _known_crc(record: Record) -> int | None:
     if total_size(record.parts) != record.size:
         raise ValueError(f"the parts of '{record.name}' do not have {record.size} bytes")

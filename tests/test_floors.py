@@ -11,13 +11,13 @@ ROOT = Path(__file__).parent.parent / "ckptool"
 
 # floor -> its rooms, a room being the modules (or packages) that may import each other
 HOUSE: dict[int, list[set[str]]] = {
-    0: [{"errors"}, {"limits"}, {"spans", "plans"}],
+    0: [{"errors"}, {"limits"}, {"spans", "plans"}, {"commands"}],
     1: [{"places"}, {"pickles"}],
     2: [
-        {"zips", "ziplayout", "zipcut", "zipnames", "zipplan"},
-        {"writing", "sinks"},
+        {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
+        {"writing", "sinks", "targets", "sums", "inplace", "journals"},
         {"checkpoint"},
-        {"rules"},
+        {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
     3: [{"formats"}, {"values"}, {"compare"}, {"causes"}],
     5: [{"verbs"}, {"render"}],
@@ -30,7 +30,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 ONE_LOOP = {("pickles.walk", "_run")}
 """The opcode loop: one function, because a call per opcode would double its time."""
 MAY_PRINT = {"cli"}
-MAY_OPEN = {"places", "writing", "sinks", "verbs", "cli.main"}  # cli.main: only os.devnull
+MAY_OPEN = {"places", "writing", "targets", "inplace", "journals", "verbs", "cli.main"}  # cli.main: only os.devnull
 PRINTS = {"print", "echo", "secho", "sys.stdout", "sys.stderr", "sys.exit", "os._exit", "exit"}
 OPENS = {"open", "os.open", "io.open", "os.fdopen", "codecs.open", "io.FileIO"}
 

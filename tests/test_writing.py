@@ -14,7 +14,7 @@ from functools import partial
 
 import pytest
 
-from ckptool import places, sinks, writing
+from ckptool import places, targets, writing
 from ckptool.errors import (
     CkptError,
     CrcMismatch,
@@ -322,9 +322,9 @@ FAULTS = {
     "quota": (writing.os, "write", errno.EDQUOT, "output-space"),
     "copy_file_range": (writing.os, "copy_file_range", errno.ENOSPC, "output-space"),
     "copy EIO": (writing.os, "copy_file_range", errno.EIO, "output-io"),
-    "fsync": (sinks.os, "fsync", errno.EIO, "output-io"),
-    "rename": (sinks.os, "replace", errno.EACCES, "output-folder"),
-    "open": (sinks.os, "open", errno.EROFS, "output-folder"),
+    "fsync": (targets.os, "fsync", errno.EIO, "output-io"),
+    "rename": (targets.os, "replace", errno.EACCES, "output-folder"),
+    "open": (targets.os, "open", errno.EROFS, "output-folder"),
 }
 
 
@@ -358,12 +358,12 @@ def test_file_size_limit(source, target, before):
 
 
 def test_too_little_space(source, target, before, monkeypatch):
-    monkeypatch.setattr(sinks, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(targets, "free_bytes", lambda folder: 1000)
     with pytest.raises(OutputError, match="2,500,000 bytes are needed, 1,000 are free") as caught:
         run(source, target, Copy(0, BIG), force=True)
     assert caught.value.slug == "output-space"
     before()
-    monkeypatch.setattr(sinks, "free_bytes", None)
+    monkeypatch.setattr(targets, "free_bytes", None)
     run(source, target, Copy(0, BIG), force=True)
 
 
@@ -473,7 +473,7 @@ def test_targets_that_are_refused(tmp_path):
 
 
 def test_a_folder_without_permission(tmp_path, monkeypatch):
-    monkeypatch.setattr(sinks.os, "access", lambda *_: False)
+    monkeypatch.setattr(targets.os, "access", lambda *_: False)
     with pytest.raises(OutputError, match="no permission") as caught:
         FileSink(tmp_path / "x")
     assert "write permission on the folder" in caught.value.hint

@@ -23,8 +23,8 @@ _HEAD = 512
 
 
 class Format(NamedTuple):
-    """One container: `module` has `read`; where the same container comes out, `editor` has
-    `edit` (apart, because looking needs none of it).
+    """One container: `module` has `read`; where it can be written, `writer` has `write` and
+    `confirm` (apart, because looking needs none of it).
     """
 
     name: str
@@ -32,7 +32,7 @@ class Format(NamedTuple):
     module: str
     suffixes: tuple[str, ...]
     recognises: Callable[[bytes, int], bool]
-    editor: str | None = None
+    writer: str | None = None
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
@@ -72,7 +72,14 @@ def _looks_like_text(head: bytes) -> bool:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("safetensors", "safetensors", "safetensors", (".safetensors",), _is_safetensors),
+    Format(
+        "safetensors",
+        "safetensors",
+        "safetensors",
+        (".safetensors",),
+        _is_safetensors,
+        "safetensors_edit",
+    ),
     Format(
         "torch-zip",
         "PyTorch zip",
@@ -96,7 +103,9 @@ _OTHERS = {
     "torchscript": "TorchScript archive",
     "torch-package": "torch.package archive",
     "torch-export": "torch.export program",
+    "hf-shards": "Hugging Face shards",
 }
+_WRITERS = {row.name: row.writer for row in FORMATS if row.writer}
 TITLES: dict[str, str] = {**{row.name: row.title for row in FORMATS}, **_OTHERS}
 
 
@@ -176,21 +185,46 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
     return found._replace(notes=(note, *found.notes))
 
 
-def edit(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Any]:
-    """The Plan that writes the same container with these changes, and what it changes."""
-    plan, rewritten = _editor(checkpoint).edit(checkpoint, changes)
-    return plan, rewritten
+def write(
+    checkpoint: Checkpoint, changes: Changes, target: str, shard_bytes: int = 0
+) -> tuple[Plan, Any]:
+    """The Plan that writes the container `target` (shards: of at most `shard_bytes`), and what
+    it changes. Raises Unsupported for what cannot be written.
+    """
+    if target == "hf-shards":
+        from ckptool.formats import hf_shards_edit
+
+        return hf_shards_edit.write(checkpoint, changes, shard_bytes)
+    if target not in _WRITERS:
+        raise Unsupported(f"a {TITLES.get(target, target)} cannot be written", path=checkpoint.file)
+    if target != "safetensors" and not _is_pickled(checkpoint):
+        from ckptool.formats import fresh
+
+        return fresh.write(checkpoint, changes, target)
+    plan, made = import_module(f"ckptool.formats.{_WRITERS[target]}").write(checkpoint, changes)
+    return plan, made
 
 
-def confirm(checkpoint: Checkpoint, rewritten: Any, written: Source, limits: Limits) -> None:
-    """Raise CkptError unless `written` is what `edit` planned, read back from its bytes."""
-    _editor(checkpoint).confirm(checkpoint, rewritten, written, limits)
+def confirm(
+    checkpoint: Checkpoint, made: Any, target: str, written: Source, limits: Limits, name: str = ""
+) -> None:
+    """Raise CkptError unless `written` (output `name` of the plan) is what `write` planned, read
+    back from its bytes.
+    """
+    if target == "hf-shards":
+        from ckptool.formats import hf_shards_edit
+
+        hf_shards_edit.confirm(checkpoint, made, written, limits, name)
+    elif target != "safetensors" and not _is_pickled(checkpoint):
+        from ckptool.formats import fresh
+
+        fresh.confirm(checkpoint, made, written, limits)
+    else:
+        writer = import_module(f"ckptool.formats.{_WRITERS[target]}")
+        writer.confirm(checkpoint, made, written, limits)
 
 
-def _editor(checkpoint: Checkpoint) -> Any:
-    row = next((row for row in FORMATS if row.name == checkpoint.format), None)
-    if row is None or row.editor is None:
-        raise Unsupported(
-            f"a {TITLES[checkpoint.format]} can be inspected, not converted", path=checkpoint.file
-        )
-    return import_module(f"ckptool.formats.{row.editor}")
+def _is_pickled(checkpoint: Checkpoint) -> bool:
+    from ckptool.formats.assemble import PickleHandle
+
+    return isinstance(checkpoint.handle, PickleHandle)

@@ -5,7 +5,7 @@ Knows: torch.storage._load_from_bytes and numpy arrays as nodes. Must not know: 
 
 from __future__ import annotations
 
-from ckptool.checkpoint import Checkpoint, DType, Global, Piece
+from ckptool.checkpoint import Checkpoint, DType, Global, Piece, Storage
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
 from ckptool.formats.arrays import ArrayReader
 from ckptool.formats.assemble import assemble, walk_checked
@@ -46,7 +46,10 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     judged = _merged([*verdicts.run(), *nested.verdicts])
     reader.storages = nested.reader.storages
     arrays = ArrayReader(walked.data, source.absolute)
-    return assemble(source, NAME, walked, reader, limits, arrays=arrays.read, judged=judged)
+    return assemble(
+        source, NAME, walked, reader, limits,
+        container=nested, arrays=arrays.read, judged=judged,
+    )  # fmt: skip
 
 
 def _nowhere(key: str, dtype: DType, count: int) -> Located:
@@ -72,6 +75,13 @@ class _Nested:
         self.layout: dict[str, tuple[Piece, ...]] = {}
         self.reader = TensorReader(self._resolve, limits)
         self._streams: dict[int, View] = {}
+        self._spelled: dict[str, tuple[Obj, Span]] = {}
+
+    def inline(self, storage: Storage) -> bytes:
+        """The bytes of a storage that protocol 2 spells as text: they have no span."""
+        call, span = self._spelled[storage.key]
+        data = inert_raw((items_of(call.args) or [None])[0]) or b""
+        return data[span.offset : span.end]
 
     def _resolve(self, key: str, dtype: DType, count: int) -> Located:
         return self.layout[key], None
@@ -105,6 +115,7 @@ class _Nested:
             self.layout[key] = (Piece(0, self.source.absolute(Span(at + span.offset, span.size))),)
         else:
             self.layout[key] = ()
+            self._spelled[key] = (call, span)
         return View(
             self.reader.add_storage(key, storage.dtype, storage.count, storage.device, call)
         )

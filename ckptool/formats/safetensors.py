@@ -20,6 +20,9 @@ from ckptool.checkpoint import (
     Tensor,
 )
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, Truncated
+from ckptool.formats.measures import named
+from ckptool.formats.rows import LAYER_VERSIONS
+from ckptool.formats.runs import contiguous
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
 from ckptool.spans import Span
@@ -52,11 +55,43 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     _check_cover([(begin, end, key) for key, _, _, begin, end in rows], source.size - 8 - size)
     tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
     storages = tuple(t.storage for t in tensors if t.storage is not None)
+    extras = _metadata_extras(metadata)
+    tensors += _aliases(metadata or {}, tensors)
+    table = Table((), tensors, _layer_versions(metadata or {}))
     return Checkpoint(
         file=source.name, format=NAME, size_bytes=source.size, sources=(source.address,),
-        tables=(Table((), tensors),), weights=0, tensors=tensors, storages=storages,
-        extras=_metadata_extras(metadata), notes=tuple(notes), handle=metadata,
+        tables=(table,), weights=0, tensors=tensors, storages=storages,
+        extras=extras, notes=tuple(notes), handle=metadata,
     )  # fmt: skip
+
+
+def _aliases(metadata: dict[str, str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Second names of tensors that are written once: {second: first} in `__metadata__`, as
+    safetensors.torch.save_model and our own --tied alias note them.
+    """
+    known = {tensor.key: tensor for tensor in tensors}
+    return tuple(
+        named(known[first], second, (second,))
+        for second, first in metadata.items()
+        if second not in known and first in known and second not in ("format", LAYER_VERSIONS)
+    )
+
+
+def _layer_versions(metadata: dict[str, str]) -> dict[str, Any] | None:
+    """A state_dict's `_metadata` as our writer notes it; anything else is left as text."""
+    import json
+
+    try:
+        found = json.loads(metadata[LAYER_VERSIONS])
+    except (KeyError, ValueError, RecursionError):
+        return None
+    sane = isinstance(found, dict) and all(isinstance(row, dict) for row in found.values())
+    plain = sane and all(
+        isinstance(value, str | int | float | bool | None)
+        for row in found.values()
+        for value in row.values()
+    )
+    return found if plain else None
 
 
 def _refuse_pickle(source: Source, data: bytes, limits: Limits) -> None:
@@ -184,16 +219,10 @@ def _check_cover(spans: list[tuple[int, int, str]], size: int) -> None:
 
 def _tensor(source: Source, row: Row, base: int) -> Tensor:
     key, dtype, shape, begin, end = row
-    stride, step = [], 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= max(size, 1)
     span = source.absolute(Span(base + begin, end - begin))
     pieces = (Piece(0, span),) if span.size else ()
     storage = Storage(key, dtype, span.size // dtype.size_bytes, "cpu", pieces)
-    return Tensor(
-        key, dtype, shape, tuple(reversed(stride)), 0, storage, None, "tensor", (key,), "cpu"
-    )
+    return Tensor(key, dtype, shape, contiguous(shape), 0, storage, None, "tensor", (key,), "cpu")
 
 
 def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:
@@ -201,5 +230,6 @@ def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:
         return ()
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise HeaderInvalid("__metadata__ may hold texts only", key="__metadata__")
-    text = ", ".join(f"{key}={value}" for key, value in list(metadata.items())[:8])
+    shown = [(key, value) for key, value in metadata.items() if key != LAYER_VERSIONS]
+    text = ", ".join(f"{key}={value}" for key, value in shown[:8])
     return (Extra(("__metadata__",), "dict", dict(metadata), text),)

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ckptool.checkpoint import Checkpoint, DType, Note, Piece
-from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, StorageSize, Truncated
+from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece
+from ckptool.commands import convert_command
+from ckptool.errors import (
+    CkptError,
+    HeaderInvalid,
+    NotACheckpoint,
+    StorageSize,
+    Truncated,
+    ZipAmbiguous,
+)
 from ckptool.formats.assemble import assemble, walk_checked
+from ckptool.formats.judge import Judge
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
 from ckptool.spans import Span
+from ckptool.ziplayout import REPACK
 from ckptool.zips import Directory, Entry, read_directory, read_entry
 
 NAME = "torch-zip"
@@ -65,9 +75,12 @@ class Archive(NamedTuple):
 def open_archive(source: Source, limits: Limits) -> Archive:
     """Read the directory. Raises what `read_directory` raises; a cut file says what is whole."""
     try:
-        return Archive(source, read_directory(source, limits), limits)
+        archive = Archive(source, read_directory(source, limits), limits)
     except Truncated as error:
         raise _cut(source, limits, error) from None
+    if archive.directory.links and archive.find("constants.pkl"):
+        raise ZipAmbiguous("a TorchScript archive with two data.pkl", path=source.name, hint=REPACK)
+    return archive
 
 
 def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
@@ -93,9 +106,30 @@ def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = Non
             ),
         )
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
-    return assemble(
+    found = assemble(
         source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits
     )
+    return _with_older(found, archive) if archive.directory.links else found
+
+
+def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
+    """The checkpoint with what the pickles could do that in-place edits replaced (rule P)."""
+    known = {(row.name, row.verdict) for row in found.globals}
+    rows: list[Global] = []
+    for number, entry in enumerate(archive.directory.older, 1):
+        member = f"data.pkl before edit {number}"
+        data = read_entry(archive.source, entry, archive.limits)
+        judged = Judge(walk_checked(data, 0, archive.limits, member), member).run()
+        rows += [row for row in judged if (row.name, row.verdict) not in known]
+        known.update((row.name, row.verdict) for row in judged)
+    count = len(archive.directory.links)
+    times = "once" if count == 1 else f"{count} times"
+    note = Note(
+        "edited-in-place",
+        f"edited in place {times}, undo possible: the former bytes are still in the file",
+        convert_command(found.file, "--undo"),
+    )
+    return found._replace(globals=(*found.globals, *rows), notes=(note, *found.notes))
 
 
 def _is_big_endian(archive: Archive) -> bool:

@@ -24,6 +24,7 @@ from ckptool.pickles.nodes import (
     Raw,
     Tup,
     Walked,
+    text_of,
 )
 from ckptool.pickles.splice import Edits
 
@@ -32,16 +33,17 @@ _FN_FIRST = frozenset((REDUCE, NEWOBJ, NEWOBJ_EX))
 _BYTES = frozenset((0x43, 0x42, 0x8E))
 
 
-def check_rewrite(old: Walked, new: Walked, edits: Edits) -> None:
-    """Raise PickleInvalid unless `new` is `old` with exactly these edits.
+def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> None:
+    """Raise PickleInvalid unless `new` is `old` with exactly these edits; where `root` is set,
+    unless it is that value of `old` alone.
 
     A failure is a bug of ours or a stream stranger than any pickler writes; either way
     nothing is written.
     """
-    cut = dict(edits.deletions)
+    changed = (dict(edits.deletions), edits.dropped, edits.inserts)
     twins: dict[int, Any] = {}
     owners: dict[int, Any] = {}
-    stack: list[tuple[Any, Any, int]] = [(old.root, new.root, -1)]
+    stack: list[tuple[Any, Any, int]] = [(old.root if root is None else root, new.root, -1)]
     while stack:
         a, b, start = stack.pop()
         if _is_replaced(a, start, edits.values) or twins.get(id(a), twins) is b:
@@ -50,6 +52,8 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits) -> None:
             _same_text(edits.strings[start], a, b, start)
             continue
         plain, spelled = _plain(a), _plain(b)
+        if edits.decoded and type(a) is Raw and _is_decoded(a, spelled):
+            continue
         if _has_identity(plain):
             if id(a) in twins or id(b) in owners:
                 raise _differs(start)
@@ -58,9 +62,14 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits) -> None:
         elif type(plain) is Raw or (type(plain) is str and len(plain) > 64):
             twins[id(a)] = b  # one that is fetched a million times is compared once
         if type(plain) in _NODES:
-            _same_shape(a, b, cut, start, stack)
+            _same_shape(a, b, changed, start, stack)
         else:
             _same_scalar(plain, spelled, start)
+
+
+def _is_decoded(old: Raw, new: Any) -> bool:
+    """Whether `new` is what stands for a byte string of Python 2."""
+    return text_of(old) == new if type(new) is str else old.value == getattr(new, "value", None)
 
 
 def _is_replaced(node: Any, start: int, values: dict[int, tuple[int, bytes]]) -> bool:
@@ -73,14 +82,37 @@ def _has_identity(node: Any) -> bool:
     return type(node) in _NODES or (type(node) is Raw and _raw_kind(node) == "bytearray")
 
 
-def _same_shape(a: Any, b: Any, cut: dict[int, int], start: int, stack: list[Any]) -> None:
+Changed = tuple["dict[int, int]", "dict[int, int]", "dict[int, bytes]"]
+"""Deletions and dropped tuple items by their start, and inserts."""
+
+
+def _same_shape(a: Any, b: Any, changed: Changed, start: int, stack: list[Any]) -> None:
     """Compare what two nodes are; what they hold goes on the stack."""
     if type(b) not in _NODES or _shape(a) != _shape(b):
         raise _differs(start)
-    before, after = _members(a, cut), _members(b, {})
+    if type(a) is Tup:
+        before, after = _tuple_members(a, b, changed)
+    else:
+        before, after = _members(a, changed[0]), _members(b, {})
     if len(before) != len(after):
         raise _differs(start)
     stack.extend((x, y, at) for (x, at), (y, _) in zip(before, after, strict=True))
+
+
+def _tuple_members(old: Tup, new: Tup, changed: Changed) -> tuple[Any, Any]:
+    """The items of both that must be the same: without those dropped and those inserted."""
+    _, dropped, added = changed
+    before = [row for row in zip(old.items, old.starts, strict=True) if row[1] not in dropped]
+    if not added:
+        return before, list(zip(new.items, new.starts, strict=True))
+    after = []
+    items = iter(zip(new.items, new.starts, strict=True))
+    for start in (*old.starts, old.end):
+        if start in added:
+            next(items, None)
+        if start != old.end and start not in dropped:
+            after += [row for row in (next(items, None),) if row is not None]
+    return before, after + list(items)
 
 
 def _differs(start: int) -> PickleInvalid:
@@ -158,8 +190,6 @@ def _shape(node: Any) -> tuple[Any, ...]:
 
 def _members(node: Any, cut: dict[int, int]) -> list[tuple[Any, int]]:
     """(value, start) of everything under a node, cut items left out."""
-    if type(node) is Tup:
-        return list(zip(node.items, node.starts, strict=True))
     if type(node) is Pers:
         return [(node.pid, node.start)]
     found: list[tuple[Any, int]] = []

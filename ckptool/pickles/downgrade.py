@@ -9,6 +9,7 @@ protocol 2 would map to another) keeps its own protocol: `spellings` says why.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Any
 
 from ckptool.pickles.hoist import Emitter, put_op
@@ -94,11 +95,10 @@ def _spell(walked: Walked) -> Spellings | str:
     if isinstance(boxes, str):
         return boxes
     found.update(boxes)
-    data, pos = walked.data, walked.start + 2
-    while pos < walked.end:
+    data = walked.data
+    for pos, end in opcodes(walked):
         skip = max(skip, starts.get(pos, 0))
         code = data[pos]
-        end = pos + _size_at(data, pos)
         if pos >= skip and pos not in found:
             if code in (0x8C, 0x8D):
                 first = pos + (2 if code == 0x8C else 9)
@@ -111,7 +111,6 @@ def _spell(walked: Walked) -> Spellings | str:
                 return "a frozenset"
             elif code == 0x8B and end - pos - 5 < 256:
                 found[pos] = (end, b"\x8a" + data[pos + 1 : pos + 2] + data[pos + 5 : end], None)
-        pos = end
     return found
 
 
@@ -183,6 +182,16 @@ _FIXED = {0x4B: 2, 0x4D: 3, 0x4A: 5, 0x47: 9, 0x68: 2, 0x71: 2, 0x6A: 5, 0x72: 5
 _COUNTED = {0x58: 4, 0x8C: 1, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x96: 8, 0x55: 1, 0x54: 4,
             0x8A: 1, 0x8B: 4}  # fmt: skip
 _LINES = {0x63: 2, 0x69: 2, 0x49: 1, 0x4C: 1, 0x46: 1, 0x56: 1, 0x53: 1, 0x70: 1, 0x67: 1, 0x50: 1}
+
+
+def opcodes(walked: Walked) -> Iterator[tuple[int, int]]:
+    """(start, end) of every opcode with its argument, but for a PROTO that begins the stream."""
+    data = walked.data
+    pos = walked.start + (2 if data[walked.start] == 0x80 else 0)
+    while pos < walked.end:
+        end = pos + _size_at(data, pos)
+        yield pos, end
+        pos = end
 
 
 def _size_at(data: bytes, pos: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from ckptool.errors import PickleInvalid
 from ckptool.pickles.nodes import Box, Global, Obj, Raw, Walked
 
-_CUT, _DEFINES, _REPLACE, _FETCH, _FRAME, _MEMOIZE = range(6)
+_INSERT, _CUT, _DEFINES, _REPLACE, _FETCH, _FRAME, _MEMOIZE = range(7)
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ class Emitter:
         self.spellings: dict[int, Replacement] = {}
         self.patched: dict[int, bytes] = {}
         self.cuts: list[tuple[int, int]] = []
+        self.inserted: dict[int, bytes] = {}
         self.next_slot = max(walked.memo, default=-1) + 1
         self.first_fresh = self.next_slot
         self.respell: Callable[[Any], bytes] | None = None
@@ -90,6 +91,10 @@ class Emitter:
     def delete(self, start: int, end: int) -> None:
         """Cut whole items."""
         self.cuts.append((start, end))
+
+    def insert(self, start: int, data: bytes) -> None:
+        """Put a new item before what stands at `start`."""
+        self.inserted[start] = data
 
     def fresh_slot(self) -> int:
         """A memo slot that the pickle does not use."""
@@ -171,6 +176,8 @@ class Emitter:
     def _events(self) -> list[tuple[int, int, int, Any]]:
         """(byte, kind, -end, payload), in the order in which they must be met."""
         events: list[tuple[int, int, int, Any]] = []
+        for start, data in self.inserted.items():
+            events.append((start, _INSERT, 0, data))
         for start, end in self.cuts:
             events.append((start, _CUT, -end, end))
         for slot, end in self.lost.items():
@@ -232,6 +239,9 @@ class Emitter:
             frame.pos = payload.end
         elif kind == _FETCH:
             self._fetch(frame, pos, payload)
+        elif kind == _INSERT:
+            self._copy(frame, pos)
+            self.out += payload
         elif kind == _FRAME:
             self._copy(frame, pos)
             frame.pos = pos + 9

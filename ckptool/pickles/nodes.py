@@ -192,6 +192,28 @@ def children(node: Any) -> list[Any]:
     return found
 
 
+def child_spans(node: Any) -> Iterator[tuple[Any, int, int]]:
+    """(value, start, end) of what stands directly under a node, in file order; start and end
+    are -1 where the stream does not say (the class of INST, keyword arguments).
+    """
+    kind = type(node)
+    if kind is Tup:
+        yield from zip(node.items, node.starts, (*node.starts[1:], node.end), strict=True)
+    elif kind is Pers:
+        yield node.pid, node.start, node.end
+    if kind is not Box and kind is not Obj:
+        return
+    if kind is Obj:
+        known = node.op == REDUCE or node.op == NEWOBJ
+        yield node.fn, *((node.start, node.args_start) if known else (-1, -1))
+        yield node.args, *((node.args_start, node.end) if known else (-1, -1))
+        yield node.kwargs, -1, -1
+    for batch in node.batches or ():
+        yield from zip(batch.items, batch.starts, (*batch.starts[1:], batch.end), strict=True)
+    if node.state is not None:
+        yield node.state.value, node.state.start, node.state.end
+
+
 def text_of(node: Any) -> str | None:
     """A str, or a Python 2 str decoded (UTF-8, else Latin-1); None for anything else."""
     if type(node) is str:

@@ -29,18 +29,25 @@ class Edits:
     `strings` maps the start of one occurrence of a string to its new text; `values` maps the
     start of a value to (end, new bytes: a whole expression); `spellings` maps the start of
     opcodes to (end, bytes that say the same, memo id they define or None); `deletions` are
-    spans of whole dict items or list elements. `respell` gives the literal of a string or
-    bytes node when the output has another protocol.
+    spans of whole dict items or list elements, `dropped` those of tuple items (start -> end);
+    `inserts` maps the byte of a tuple's opcode, or the start of one of its items, to a new
+    item before it. Values of one group in `shared` (start -> group) are one object. `respell` gives the literal of a string or bytes node when the output has
+    another protocol; `decoded`: Python 2 texts come out as unicode.
     """
 
     strings: dict[int, str] = field(default_factory=dict)
     values: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     spellings: dict[int, tuple[int, bytes, int | None]] = field(default_factory=dict)
     deletions: list[tuple[int, int]] = field(default_factory=list)
+    dropped: dict[int, int] = field(default_factory=dict)
+    inserts: dict[int, bytes] = field(default_factory=dict)
+    shared: dict[int, int] = field(default_factory=dict)
     respell: Callable[[Any], bytes] | None = None
+    decoded: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.strings or self.values or self.spellings or self.deletions)
+        tables = (self.strings, self.values, self.spellings, self.deletions, self.dropped)
+        return any(tables) or bool(self.inserts)
 
 
 def splice(walked: Walked, edits: Edits) -> bytes:
@@ -57,10 +64,15 @@ def splice(walked: Walked, edits: Edits) -> bytes:
     emitter.respell = edits.respell
     for start, (end, data, defines) in edits.spellings.items():
         emitter.replace(Replacement(start, end, data, defines=defines, same_meaning=True))
+    groups = {group: emitter.fresh_slot() for group in dict.fromkeys(edits.shared.values())}
     for start, (end, data) in edits.values.items():
-        emitter.replace(Replacement(start, end, data))
+        group = edits.shared.get(start)
+        fresh = None if group is None else groups[group]
+        emitter.replace(Replacement(start, end, data, fresh=fresh))
+    for start, data in edits.inserts.items():
+        emitter.insert(start, data)
     _string_edits(walked, edits, emitter)
-    for start, end in edits.deletions:
+    for start, end in (*edits.deletions, *edits.dropped.items()):
         emitter.delete(start, end)
     return emitter.emit()
 
@@ -71,9 +83,11 @@ def text_literal(text: str) -> bytes:
     return b"X" + pack("<I", len(raw)) + raw
 
 
-def _literal_like(code: int, text: str) -> bytes:
-    """A literal of the same kind: a Python 2 str stays one where its opcode can hold it."""
-    if code in TEXT_OPS:
+def _literal_like(code: int, text: str, decoded: bool) -> bytes:
+    """A literal of the same kind: a Python 2 str stays one where its opcode can hold it, unless
+    all are decoded.
+    """
+    if code in TEXT_OPS and not decoded:
         raw = text.encode("utf-8", "surrogatepass")
         if len(raw) < 256:
             return b"U" + bytes((len(raw),)) + raw
@@ -120,15 +134,15 @@ def _string_edits(walked: Walked, edits: Edits, emitter: Emitter) -> None:
             slot = emitter.put_at(at)[0]
             by_slot.setdefault(slot, []).append(_Occurrence(start, end, new, True))
         else:
-            emitter.replace(Replacement(start, end, _literal_like(code, new)))
+            emitter.replace(Replacement(start, end, _literal_like(code, new, edits.decoded)))
     if by_slot:
         uses = emitter.uses_of(by_slot.keys())
         for slot, found in by_slot.items():
-            _shared_string(walked, emitter, slot, found, uses.get(slot, ()))
+            _shared_string(walked, emitter, slot, found, uses.get(slot, ()), edits.decoded)
 
 
 def _shared_string(
-    walked: Walked, emitter: Emitter, slot: int, found: list[_Occurrence], uses: Any
+    walked: Walked, emitter: Emitter, slot: int, found: list[_Occurrence], uses: Any, decoded: bool
 ) -> None:
     """One memoised string, some of whose occurrences change.
 
@@ -142,7 +156,7 @@ def _shared_string(
     edited = {occurrence.start for occurrence in found}
     if len(news) == 1 and definition in edited and all(use in edited for use in uses):
         end = literal_end(walked.data, definition)
-        emitter.patch(slot, definition, end, _literal_like(code, found[0].new))
+        emitter.patch(slot, definition, end, _literal_like(code, found[0].new, decoded))
         return
     counts: dict[str, int] = {}
     for occurrence in found:
@@ -154,7 +168,7 @@ def _shared_string(
             end = emitter.put_end(slot)
         emitter.replace(
             Replacement(
-                occurrence.start, end, _literal_like(code, occurrence.new),
+                occurrence.start, end, _literal_like(code, occurrence.new, decoded),
                 fresh=fresh.get(occurrence.new),
             )
         )  # fmt: skip

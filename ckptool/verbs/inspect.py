@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptool.checkpoint import Table, Tensor
+from ckptool.checkpoint import Checkpoint, Table, Tensor
 from ckptool.errors import UsageError
-from ckptool.formats import read
+from ckptool.globs import match_glob
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import PlaceLike, Source, open_source
-from ckptool.rules import match_glob, wrappers
+from ckptool.places import PlaceLike
+from ckptool.rules import wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
+from ckptool.verbs.reading import opened
 from ckptool.verbs.report import Inspection
 from ckptool.verbs.tables import choose_table
 
@@ -36,15 +37,12 @@ def inspect_place(
     place: PlaceLike, selection: Selection = Selection(), limits: Limits = DEFAULT
 ) -> Inspection:
     """Open, read and describe one file. Raises CkptError, naming the file."""
-    with open_source(place) as source:
-        return inspect_source(source, selection, limits)
+    with opened(place, limits) as found:
+        return describe(found.checkpoint, selection)
 
 
-def inspect_source(
-    source: Source, selection: Selection = Selection(), limits: Limits = DEFAULT
-) -> Inspection:
-    """Describe an open source, which stays open."""
-    checkpoint = read(source, limits)
+def describe(checkpoint: Checkpoint, selection: Selection = Selection()) -> Inspection:
+    """Describe what was read. Raises UsageError for a path or an order that does not exist."""
     shown = choose_table(checkpoint, selection.at)
     rows = _select(shown, selection) if shown else ()
     limited = rows[: _limit(selection.limit, len(rows))]

@@ -1,0 +1,151 @@
+"""What a folder is: the index or the one file to read in it, or another program's layout.
+
+Knows: the names that frameworks give (formats 1, item 9). Must not know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ckptool.checkpoint import Note
+from ckptool.errors import NotACheckpoint, SpecialFile, Unsupported, UsageError
+from ckptool.places import Folder
+
+INDEXES = (".safetensors.index.json", ".bin.index.json")  # in the order loaders look
+_SINGLES = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".tar", ".pkl", ".pt2")
+_NUMBERED = re.compile(r"(.+)-\d+-of-(?!0*1\.)\d+(\.safetensors|\.bin)")  # one of several
+_RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt|.*zero_pp_rank_.*\.pt")
+
+
+class Held(NamedTuple):
+    """The file of a folder to read: an index, or one whole checkpoint."""
+
+    name: str
+    is_index: bool
+    notes: tuple[Note, ...] = ()
+
+
+def look(folder: Folder) -> Held:
+    """Which file stands for the folder.
+
+    Raises UsageError when several could, Unsupported for a layout that is not read yet,
+    NotACheckpoint when nothing is known.
+    """
+    files = folder.list()
+    for suffix in INDEXES:
+        found = [name for name in files if name.endswith(suffix)]
+        if len(found) > 1:
+            raise UsageError(
+                f"{len(found)} indexes in one folder: {_some(found)}",
+                path=folder.path,
+                hint="give the path of one of them",
+            )
+        if found:
+            return Held(found[0], True, _beside(found[0], files))
+    single = _single(files)
+    if single:
+        return Held(single, False, _beside(single, files))
+    raise _refusal(folder, files)
+
+
+def _single(files: Sequence[str]) -> str | None:
+    named = [name for name in _SINGLES if name in files]
+    plain = [name for name in files if name.endswith(".safetensors")]
+    if named:
+        return named[0]
+    return plain[0] if len(plain) == 1 and not _NUMBERED.fullmatch(plain[0]) else None
+
+
+def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
+    """Another file that could have stood for the folder is mentioned."""
+    rivals = [n for n in files if n != chosen and (n in _SINGLES or n.endswith(INDEXES))]
+    if not rivals:
+        return ()
+    return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {_some(rivals)}"),)
+
+
+# -- folders that are something else -----------------------------------------------------------
+def _is_dcp(folder: Folder, files: Sequence[str]) -> bool:
+    return ".metadata" in files or any(name.endswith(".distcp") for name in files)
+
+
+def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
+    if any(map(_RANK.fullmatch, files)):
+        return True
+    return "latest" in files and any(_RANK.fullmatch(name) for name in _below(folder))
+
+
+def _is_megatron(folder: Folder, files: Sequence[str]) -> bool:
+    return "latest_checkpointed_iteration.txt" in files or "model_optim_rng.pt" in _below(folder)
+
+
+def _is_unpacked(folder: Folder, files: Sequence[str]) -> bool:
+    return "data.pkl" in files or "data.pkl" in _below(folder)
+
+
+def _below(folder: Folder) -> list[str]:
+    """Names of the files one folder deeper."""
+    paths = [os.path.join(folder.path, name) for name in folder.folders()]
+    return [name for path in paths for name in _readable(path)]
+
+
+def _readable(path: str) -> list[str]:
+    try:
+        return Folder(path).list()
+    except SpecialFile:  # not ours to read
+        return []
+
+
+_Judge = Callable[[Folder, Sequence[str]], bool]
+# (asked of the folder, what it is, what to do)
+_LAYOUTS: tuple[tuple[_Judge, str, str], ...] = (
+    (
+        _is_dcp,
+        "a distributed checkpoint (DCP) folder",
+        "if you trust it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER net.pth",
+    ),
+    (
+        _is_deepspeed,
+        "a DeepSpeed folder",
+        "join it with the zero_to_fp32.py that DeepSpeed puts there, or give one of its .pt files",
+    ),
+    (
+        _is_megatron,
+        "a Megatron folder",
+        "give one of its model_optim_rng.pt files",
+    ),
+    (
+        _is_unpacked,
+        "an unpacked PyTorch zip",
+        "pack the folder that holds data.pkl again: zip -0 -r -D net.pth NAME, run beside it",
+    ),
+)
+
+
+def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
+    for judge, what, hint in _LAYOUTS:
+        if judge(folder, files):
+            return Unsupported(f"{what}: not read yet", path=folder.path, hint=hint)
+    numbered = next((match for name in files if (match := _NUMBERED.fullmatch(name))), None)
+    if numbered:
+        index = f"{numbered.group(1)}{numbered.group(2)}.index.json"
+        return NotACheckpoint(
+            f"the index of its shards is missing: no '{index}'",
+            path=folder.path,
+            hint="download the index too: it says which file holds which key",
+        )
+    weights = [name for name in files if name.endswith(_WEIGHTS)]
+    if weights:
+        text = f"a folder without an index; it holds {_some(weights)}"
+        return NotACheckpoint(text, path=folder.path, hint="give one of these files")
+    what = "a folder with no checkpoint in it" if files or folder.folders() else "an empty folder"
+    return NotACheckpoint(what, path=folder.path, hint="check the path")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"'{name}'" for name in names[:4]) + more

@@ -1,0 +1,317 @@
+"""A checkpoint in several files, as Hugging Face writes them: an index and its shards (formats 3.8).
+
+Knows: how shards become one checkpoint, one open at a time, and that index and shards must
+agree. Must not know: what kind of file a shard is, verbs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
+from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
+from ckptool.formats import read as read_file
+from ckptool.formats.folders import look
+from ckptool.formats.hf_index import Index, read_index
+from ckptool.formats.judge import CODE, KNOWN
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import Folder
+from ckptool.spans import Address
+
+NAME = "hf-shards"
+TITLE = "Hugging Face shards"
+_AGAIN = "download the folder again, or repair the index"
+_METADATA = ("__metadata__",)
+
+
+def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None) -> Checkpoint:
+    """Read the checkpoint of a folder: by its index (or the one named), or its only file.
+
+    With an index: one table with the keys in the order of the index; `sources` are the shards
+    in order of first mention, the keys of storages begin with the number of theirs ("3/0").
+    Raises what `folders.look` and `read_index` raise, SpecialFile for missing shards,
+    HeaderInvalid when index and shards disagree, Unsupported for a shard that is no plain
+    state_dict.
+    """
+    notes: tuple[Note, ...] = ()
+    if index_name is None:
+        held = look(folder)
+        notes = held.notes
+        if not held.is_index:
+            with folder.child(held.name) as source:
+                found = read_file(source, limits)
+            return found._replace(notes=(*notes, *found.notes))
+        index_name = held.name
+    index = read_index(folder, index_name, limits)
+    notes += index.notes + _check_presence(folder, index, limits)
+    merger = _Merger(index, limits)
+    for number, name in enumerate(index.shards):
+        with folder.child(name) as source:
+            merger.add(number, name, read_file(source, limits), source.size)
+    return merger.finish(folder.path, notes)
+
+
+def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note, ...]:
+    """Raise SpecialFile, naming every shard that is not there; a note on files not named."""
+    files = folder.list()
+    there = set(files)
+    missing = [
+        name
+        for name in index.shards
+        if name not in there and not os.path.lexists(os.path.join(folder.path, name))
+    ]
+    if missing:
+        raise _missing(index, missing, limits)
+    named = set(index.shards)
+    suffixes = tuple({os.path.splitext(name)[1] or name for name in index.shards})
+    unnamed = [name for name in files if name.endswith(suffixes) and name not in named]
+    if not unnamed:
+        return ()
+    text = f"{len(unnamed)} files beside the shards that the index does not name: {_some(unnamed)}"
+    return (Note("index-extra-files", text),)
+
+
+def _missing(index: Index, missing: Sequence[str], limits: Limits) -> SpecialFile:
+    counts = dict.fromkeys(missing, 0)
+    for name in index.files.values():
+        if name in counts:
+            counts[name] += 1
+    said = [f"'{name}' ({count:,} of {len(index.files):,} keys)" for name, count in counts.items()]
+    what = "a shard is" if len(said) == 1 else f"{len(said)} of {len(index.shards)} shards are"
+    more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+    error = SpecialFile(
+        f"{what} missing: {', '.join(said[:3])}{more}",
+        path=index.path,
+        hint="download what is missing into the folder",
+    )
+    error.findings = _capped(said, len(said), limits)
+    return error
+
+
+class _Merger:
+    """Shards added one by one; what does not agree is gathered and refused at the end."""
+
+    def __init__(self, index: Index, limits: Limits) -> None:
+        self.index = index
+        self.limits = limits
+        self.homes: dict[str, str] = {}  # key -> the first shard that holds it
+        self.rows: dict[str, Tensor] = {}
+        self.others: dict[str, tuple[str, str]] = {}
+        self.tensors: list[Tensor] = []
+        self.storages: list[Storage] = []
+        self.sources: list[Address] = []
+        self.size_bytes = index.size_bytes
+        self.traits: frozenset[str] = frozenset()
+        self.problems: list[str] = []
+        self.problem_count = 0
+        self.beside = _Beside()
+
+    def add(self, number: int, name: str, found: Checkpoint, size_bytes: int) -> None:
+        """One shard, read. Raises Unsupported, KeyDuplicate."""
+        table = _plain_table(found, name)
+        moved = _Moved(number)
+        self.tensors += [moved.tensor(tensor) for tensor in found.tensors]
+        self.storages += [moved.storage(storage) for storage in found.storages]
+        self._tensors([moved.tensor(tensor) for tensor in table.tensors], name)
+        for key, kind in table.others:
+            if self._is_new(key, name):
+                self.others[key] = (key, kind)
+        self.sources += found.sources
+        self.size_bytes += size_bytes
+        self.traits |= found.traits
+        self.beside.add(name, found, table.metadata)
+
+    def _tensors(self, tensors: Sequence[Tensor], name: str) -> None:
+        """Listed ones first: a second name of one of them need not be in the index."""
+        listed = [tensor for tensor in tensors if tensor.key in self.index.files]
+        known = {_place(tensor) for tensor in listed}
+        for tensor in tensors:
+            key = tensor.key
+            if key not in self.index.files and _place(tensor) not in known:
+                self._problem(f"'{key}' is in {name}, the index does not know it")
+            elif self._is_new(key, name):
+                self.rows[key] = tensor
+
+    def _is_new(self, key: str, name: str) -> bool:
+        """Whether this shard may hold the key; where not, that is a problem."""
+        said = self.index.files.get(key, name)
+        if key in self.homes:
+            self._problem(f"'{key}' is in two shards: {self.homes[key]} and {name}")
+            return False
+        self.homes[key] = name
+        if said != name:
+            self._problem(f"'{key}' is in {name}, the index says {said}")
+        return said == name
+
+    def _problem(self, text: str) -> None:
+        self.problem_count += 1
+        if len(self.problems) < self.limits.listed:
+            self.problems.append(text)
+
+    def finish(self, path: str, notes: tuple[Note, ...]) -> Checkpoint:
+        """The whole. Raises HeaderInvalid when something did not agree."""
+        for key, name in self.index.files.items():
+            if key not in self.homes:
+                self._problem(f"'{key}' is not in {name}, where the index has it")
+        if self.problem_count:
+            raise self._refusal()
+        rows = [self.rows.pop(key) for key in self.index.files if key in self.rows]
+        rows += self.rows.values()
+        table = Table(
+            (), tuple(rows), self.beside.layers or None, others=tuple(self.others.values())
+        )
+        return Checkpoint(
+            file=path, format=NAME, size_bytes=self.size_bytes, sources=tuple(self.sources),
+            tables=(table,), weights=0, tensors=tuple(self.tensors), storages=tuple(self.storages),
+            extras=self.beside.merged_extras(), globals=tuple(self.beside.globals),
+            notes=(*notes, *_size_notes(self.index, rows), *self.beside.merged_notes()),
+            handle=self.index, traits=self.traits,
+        )  # fmt: skip
+
+    def _refusal(self) -> CkptError:
+        more = f", and {self.problem_count - 1:,} more such" if self.problem_count > 1 else ""
+        calls = [row for row in self.beside.globals if row.verdict == CODE]
+        also = f"; {calls[0].member} could run code: {calls[0].name}" if calls else ""
+        error = HeaderInvalid(
+            f"the index and its shards disagree: {self.problems[0]}{more}{also}",
+            path=self.index.path,
+            hint=_AGAIN,
+        )
+        error.findings = _capped(self.problems, self.problem_count, self.limits)
+        return error
+
+
+def _plain_table(found: Checkpoint, name: str) -> Table:
+    """The root state_dict of a shard. Raises Unsupported, KeyDuplicate."""
+    if not found.tables and not found.tensors:
+        return Table((), ())
+    nested = next((table.path for table in found.tables if table.path), None)
+    if nested:
+        what = f"its state_dict is nested, at '{'.'.join(map(str, nested))}'"
+    elif len(found.tables) != 1 or found.tables[0].kind != "state_dict":
+        what = "it holds no state_dict"
+    elif "inspect-only" in found.traits:
+        what = f"a {found.format} file"
+    else:
+        table = found.tables[0]
+        if table.duplicate_keys:
+            key = table.duplicate_keys[0]
+            raise KeyDuplicate(
+                "a key stands twice in one shard", path=found.file, key=key, hint=_AGAIN
+            )
+        return table
+    raise Unsupported(
+        f"not a plain shard: {what}",
+        path=found.file,
+        hint=f"give {name} by itself to see what is in it",
+    )
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """What two names of one tensor have in common."""
+    return (id(tensor.storage or tensor), tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
+
+
+class _Moved:
+    """The tensors of one shard, with storages that say which shard is theirs; ties stay."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._storages: dict[int, Storage] = {}
+        self._tensors: dict[int, Tensor] = {}
+
+    def storage(self, s: Storage) -> Storage:
+        if id(s) not in self._storages:
+            number = self._number
+            pieces = tuple([piece._replace(source_id=number) for piece in s.pieces])
+            moved = Storage(f"{number}/{s.key}", s.dtype, s.count, s.device, pieces, s.crc)
+            self._storages[id(s)] = moved
+        return self._storages[id(s)]
+
+    def tensor(self, t: Tensor) -> Tensor:
+        if id(t) not in self._tensors:
+            storage = None if t.storage is None else self.storage(t.storage)
+            self._tensors[id(t)] = Tensor(
+                t.key, t.dtype, t.shape, t.stride, t.offset, storage, t.requires_grad, t.kind,
+                t.path, t.device, t.class_name,
+            )  # fmt: skip
+        return self._tensors[id(t)]
+
+
+class _Beside:
+    """What shards hold beside their tensors, each thing once."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Any] = {}  # the _metadata of state_dicts
+        self.globals: list[Global] = []
+        self._texts: dict[str, Any] = {}  # the __metadata__ of safetensors
+        self._extras: dict[Any, Extra] = {}
+        self._notes: dict[tuple[str, str], list[str]] = {}
+        self._known: set[str] = set()
+        self._conflicts: list[Note] = []
+
+    def add(self, name: str, found: Checkpoint, layers: Mapping[str, Any] | None) -> None:
+        """One shard's; where two disagree, the first counts and a note says so."""
+        for row in found.globals:
+            if row.verdict != KNOWN or row.name not in self._known:
+                self.globals.append(row._replace(member=f"{name}:{row.member}"))
+            self._known.add(row.name)
+        self._merge(self.layers, layers or {}, name)
+        for extra in found.extras:
+            if extra.path == _METADATA and isinstance(extra.value, dict):
+                self._merge(self._texts, extra.value, name)
+            else:
+                self._merge(self._extras, {extra.path: extra}, name)
+        for note in found.notes:
+            self._notes.setdefault((note.slug, note.text), []).append(name)
+
+    def _merge(self, into: dict[Any, Any], rows: Mapping[Any, Any], name: str) -> None:
+        for key, value in rows.items():
+            if into.setdefault(key, value) != value:
+                what = key if isinstance(key, str) else ".".join(map(str, key))
+                text = f"{name} has another '{what}' than the shards before it; the first is kept"
+                self._conflicts.append(Note("shards-differ", text))
+
+    def merged_extras(self) -> tuple[Extra, ...]:
+        """All extras; the texts of all safetensors headers as one."""
+        extras = tuple(self._extras.values())
+        if not self._texts:
+            return extras
+        text = ", ".join(f"{key}={value}" for key, value in list(self._texts.items())[:8])
+        return (Extra(_METADATA, "dict", dict(self._texts), text), *extras)
+
+    def merged_notes(self) -> tuple[Note, ...]:
+        """A note of one shard names it; one of several says how many."""
+        rows = [
+            Note(
+                slug, f"{names[0]}: {text}" if len(names) == 1 else f"{text} ({len(names)} shards)"
+            )
+            for (slug, text), names in self._notes.items()
+        ]
+        return (*rows, *self._conflicts)
+
+
+def _size_notes(index: Index, rows: Sequence[Tensor]) -> tuple[Note, ...]:
+    """Writers count tied tensors once or each time; a sum that is neither is mentioned."""
+    if index.total_size is None:
+        return ()
+    every = sum(tensor.size_bytes for tensor in rows)
+    first = {id(tensor.storage or tensor): tensor for tensor in reversed(rows)}
+    once = sum(tensor.size_bytes for tensor in first.values())
+    stored = sum(t.storage.size_bytes if t.storage else t.size_bytes for t in first.values())
+    if index.total_size in (every, once, stored):
+        return ()
+    text = f"the index says {index.total_size:,} bytes in all, its tensors have {every:,}"
+    return (Note("index-total-size", text),)
+
+
+def _capped(rows: Sequence[str], count: int, limits: Limits) -> tuple[str, ...]:
+    shown = tuple(rows[: limits.listed])
+    return (*shown, f"and {count - len(shown):,} more") if count > len(shown) else shown
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"'{name}'" for name in names[:4]) + more

@@ -1,0 +1,300 @@
+"""Where the numbers of a checkpoint live after a conversion: old storages to new ones.
+
+Knows: which elements a tensor reads, what a cast or `--compact` does to a storage.
+Must not know: pickles, containers, how bytes are read.
+Rule 1: a storage that nothing asks to change stays whole. Rule 2: tensors whose elements
+overlap stay in one storage. Rule 3: where that cannot be, the tensor is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from ckptool.checkpoint import UNTYPED, DType, Storage, Tensor
+from ckptool.errors import Unsupported
+from ckptool.formats.runs import Extent, contiguous, elements_overlap, extent_of
+
+
+class User(NamedTuple):
+    """Someone who reads a storage: a tensor, the dtype it shall have, what errors call it."""
+
+    id: Hashable
+    tensor: Tensor
+    target: DType | None = None
+    label: str = ""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage it reads."""
+        assert self.tensor.storage is not None
+        return self.tensor.storage
+
+    @property
+    def dtype(self) -> DType:
+        """The element type it reads."""
+        assert self.tensor.dtype is not None
+        return self.tensor.dtype
+
+    @property
+    def cast(self) -> bool:
+        """Whether its dtype changes."""
+        return self.target is not None and self.target is not self.dtype
+
+
+class Read(NamedTuple):
+    """Elements of `dtype` to take from a storage: shape and strides count such elements."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Home(NamedTuple):
+    """One storage of the output: `length` elements of `dtype` (UNTYPED: bytes) out of `source`.
+
+    `read` says which elements, None: the whole storage as it is; `element` is the type of
+    what is written (`dtype` but for untyped storages).
+    """
+
+    source: Storage
+    dtype: DType
+    length: int
+    device: str
+    read: Read | None
+    element: DType
+    label: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the storage."""
+        return self.length * self.dtype.size_bytes
+
+
+class Place(NamedTuple):
+    """Where a tensor is in the output: number of its home, offset and strides in elements."""
+
+    home: int
+    offset: int
+    stride: tuple[int, ...]
+    dtype: DType
+
+
+class Housing(NamedTuple):
+    """All homes in the order of first use; `bare` maps a whole old storage to its home."""
+
+    homes: tuple[Home, ...]
+    places: dict[Hashable, Place]
+    bare: dict[str, int]
+
+
+class _Group(NamedTuple):
+    """Users that share one new home."""
+
+    home: Home
+    places: dict[Hashable, tuple[int, tuple[int, ...], DType]]
+
+
+def house(refs: Sequence[User | Storage], devices: dict[str, str], compact: bool) -> Housing:
+    """New homes for all storages that `refs` read, in that order; a Storage among them is one
+    that something uses as a whole.
+
+    Raises Unsupported, naming the tensor, where a cast would tear overlapping elements apart.
+    """
+    users: dict[str, dict[Hashable, User]] = {}
+    whole: dict[str, Storage] = {}
+    for ref in refs:
+        if isinstance(ref, User):
+            users.setdefault(ref.storage.key, {}).setdefault(ref.id, ref)
+        else:
+            whole.setdefault(ref.key, ref)
+    groups: dict[Hashable, _Group] = {}
+    for key, found in users.items():
+        tag = devices.get(key, next(iter(found.values())).storage.device)
+        for group in _groups(list(found.values()), whole.get(key), tag, compact):
+            groups.update(dict.fromkeys(group.places, group))
+    return _numbered(refs, groups, devices)
+
+
+def _numbered(
+    refs: Iterable[User | Storage], groups: dict[Hashable, _Group], devices: dict[str, str]
+) -> Housing:
+    homes: list[Home] = []
+    numbers: dict[int, int] = {}  # id of a group's home
+    places: dict[Hashable, Place] = {}
+    bare: dict[str, int] = {}
+    by_storage: dict[str, int] = {}
+    for ref in refs:
+        if isinstance(ref, Storage):
+            if ref.key not in by_storage:
+                home = _whole(ref, devices.get(ref.key, ref.device), "")
+                by_storage[ref.key] = len(homes)
+                homes.append(home)
+            bare[ref.key] = by_storage[ref.key]
+        elif ref.id not in places:
+            group = groups[ref.id]
+            is_whole = group.home.read is None
+            number = by_storage.get(ref.storage.key) if is_whole else numbers.get(id(group.home))
+            if number is None:
+                number = numbers[id(group.home)] = len(homes)
+                homes.append(group.home)
+                if is_whole:
+                    by_storage[ref.storage.key] = number
+            places[ref.id] = Place(number, *group.places[ref.id])
+    return Housing(tuple(homes), places, bare)
+
+
+def _whole(storage: Storage, device: str, label: str) -> Home:
+    return Home(storage, storage.dtype, storage.count, device, None, storage.dtype, label)
+
+
+def _groups(users: list[User], whole: Storage | None, device: str, compact: bool) -> list[_Group]:
+    """The new homes of one storage."""
+    leaving = [user for user in users if user.cast]
+    staying = [user for user in users if not user.cast]
+    together = leaving and not staying and whole is None
+    if together and not (compact and _wasteful(users)) and (group := _cast_whole(users, device)):
+        return [group]
+    for user in leaving:
+        _refuse_overlap(user, staying, whole)
+    groups = [
+        _cluster_home(cluster, device)
+        for target in dict.fromkeys(user.target for user in leaving)
+        for cluster in _clusters([user for user in leaving if user.target is target])
+    ]
+    _refuse_torn(leaving)
+    if not staying:
+        return groups
+    if compact and whole is None and (leaving or _wasteful(staying)):
+        return groups + [_cluster_home(cluster, device) for cluster in _clusters(staying)]
+    home = _whole(staying[0].storage, device, staying[0].label)
+    rows = {u.id: (u.tensor.offset, u.tensor.stride or (), u.dtype) for u in staying}
+    return [*groups, _Group(home, rows)]
+
+
+def _cast_whole(users: list[User], device: str) -> _Group | None:
+    """All of a storage cast at once: offsets and strides stay. None where types are mixed."""
+    first = users[0]
+    source, target = first.dtype, first.target
+    size = first.storage.size_bytes
+    if target is None or size % source.size_bytes:
+        return None
+    if any(user.dtype is not source or user.target is not target for user in users):
+        return None
+    count = size // source.size_bytes
+    home = _made(first.storage, Read(source, (count,), (1,), 0), target, device, first.label)
+    return _Group(home, {u.id: (u.tensor.offset, u.tensor.stride or (), target) for u in users})
+
+
+def _made(source: Storage, read: Read, target: DType, device: str, label: str) -> Home:
+    count = 1
+    for size in read.shape:
+        count *= size
+    if target.torch_storage is None:
+        return Home(source, UNTYPED, count * target.size_bytes, device, read, target, label)
+    return Home(source, target, count, device, read, target, label)
+
+
+# -- clusters ----------------------------------------------------------------------------------
+def _clusters(users: list[User]) -> list[list[User]]:
+    """Users whose extents overlap, together; those of no elements each alone."""
+    rows = sorted(((extent_of(u.tensor), u) for u in users), key=lambda row: row[0])
+    found: list[list[User]] = []
+    end = -1
+    for extent, user in rows:
+        if not user.tensor.count or extent.start >= end or not found:
+            found.append([user])
+        else:
+            found[-1].append(user)
+        end = max(end, extent.end)
+    return found
+
+
+def _cluster_home(users: list[User], device: str) -> _Group:
+    """One new storage for what these users read of the old one."""
+    first = users[0]
+    target = first.target or first.dtype
+    extents = [extent_of(user.tensor) for user in users]
+    span = Extent(min(e.start for e in extents), max(e.end for e in extents))
+    storage = first.storage
+    if len(users) == 1 and _is_sparse(first, span):
+        read = Read(
+            first.dtype, first.tensor.shape or (), first.tensor.stride or (), first.tensor.offset
+        )
+        home = _rehomed(storage, read, first, device)
+        return _Group(home, {first.id: (0, contiguous(first.tensor.shape or ()), target)})
+    unit = max(user.dtype.size_bytes for user in users)
+    start = span.start - span.start % unit
+    read = _run(first, start, span.end)
+    home = _rehomed(storage, read, first, device)
+    if not first.cast and home.size_bytes == storage.size_bytes:
+        home = _whole(storage, device, first.label)
+    return _Group(home, {u.id: _shifted(u, start) for u in users})
+
+
+def _is_sparse(user: User, span: Extent) -> bool:
+    return user.tensor.count * user.dtype.size_bytes < span.end - span.start
+
+
+def _run(user: User, start: int, end: int) -> Read:
+    """Bytes [start, end) of the storage, as elements of the user's dtype where it casts."""
+    dtype = user.dtype if user.cast else user.storage.dtype
+    size = dtype.size_bytes
+    return Read(dtype, (-(-(end - start) // size),), (1,), start // size)
+
+
+def _shifted(user: User, start: int) -> tuple[int, tuple[int, ...], DType]:
+    offset = user.tensor.offset - start // user.dtype.size_bytes if user.tensor.count else 0
+    return offset, user.tensor.stride or (), user.target or user.dtype
+
+
+def _rehomed(storage: Storage, read: Read, user: User, device: str) -> Home:
+    """A part of a storage; uncast, an untyped one stays untyped."""
+    if user.cast and user.target is not None:
+        return _made(storage, read, user.target, device, user.label)
+    count = 1
+    for size in read.shape:
+        count *= size
+    count = count * read.dtype.size_bytes // storage.dtype.size_bytes
+    return Home(storage, storage.dtype, count, device, read, read.dtype, user.label)
+
+
+def _wasteful(users: list[User]) -> bool:
+    """Whether these users need fewer bytes than their storage has."""
+    needed = 0
+    for cluster in _clusters(users):
+        extents = [extent_of(user.tensor) for user in cluster]
+        size = max(e.end for e in extents) - min(e.start for e in extents)
+        if len(cluster) == 1:
+            size = min(size, cluster[0].tensor.count * cluster[0].dtype.size_bytes)
+        needed += size
+    return needed < users[0].storage.size_bytes
+
+
+# -- refusals ----------------------------------------------------------------------------------
+def _refuse_overlap(user: User, others: Collection[User], whole: Storage | None) -> None:
+    if whole is not None and user.tensor.count:
+        raise Unsupported(
+            "its storage is used as a whole by something that is not cast", key=user.label,
+            hint="leave it as it is with --keep-dtype",
+        )  # fmt: skip
+    for other in others:
+        if elements_overlap(user.tensor, other.tensor):
+            raise Unsupported(
+                f"it shares elements with '{other.label}', which is not cast", key=user.label,
+                hint="cast both, or leave both as they are with --keep-dtype",
+            )  # fmt: skip
+
+
+def _refuse_torn(leaving: list[User]) -> None:
+    """Two casts of overlapping elements must be one cast."""
+    for cluster in _clusters(leaving):
+        first = cluster[0]
+        for user in cluster[1:]:
+            torn = user.target is not first.target and elements_overlap(first.tensor, user.tensor)
+            if torn or user.dtype is not first.dtype:
+                raise Unsupported(
+                    f"it shares elements with '{first.label}', which has another dtype",
+                    key=user.label, hint="leave both as they are with --keep-dtype",
+                )  # fmt: skip

@@ -1,0 +1,189 @@
+"""What a conversion leaves behind, and what is to be said of the rest.
+
+Knows: what a container cannot hold. Must not know: printing, how it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckptool.checkpoint import Changes, Checkpoint, Note
+from ckptool.formats.judge import CODE, FOREIGN
+from ckptool.formats.rows import chosen_table, nested_rows
+from ckptool.plans import Written
+from ckptool.verbs.deciding import Decision
+from ckptool.verbs.request import Request
+from ckptool.verbs.tables import path_name
+
+_ONE_TABLE = ("safetensors", "hf-shards")
+
+
+def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[str, ...]:
+    """Dotted names of the entries that the output does not have, though nobody dropped them."""
+    alone = target in _ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
+    if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
+        return ()
+    table = chosen_table(checkpoint, changes)
+    names: dict[str, None] = {}
+    for other in checkpoint.tables:
+        if other.path[: len(table.path)] != table.path:
+            names[path_name(other.path)] = None
+    for extra in checkpoint.extras:
+        if extra.path != table.path:
+            names[path_name(extra.path)] = None
+    if target in _ONE_TABLE:
+        nested = {
+            str(row.tensor.path[len(table.path)]) for row in nested_rows(checkpoint, table, changes)
+        }
+        inside = [key for key, _ in table.others if key not in nested]
+        names.update(dict.fromkeys(path_name((*table.path, key)) for key in inside))
+    return tuple(name for name in names if name.partition(".")[0] not in changes.entries)
+
+
+def _is_root_module(checkpoint: Checkpoint) -> bool:
+    return any(table.kind == "module" and not table.path for table in checkpoint.tables)
+
+
+def extras_json(checkpoint: Checkpoint, left: tuple[str, ...]) -> bytes:
+    """The values of the entries left behind: {"schema": 1, "file", "extras": [{path, type,
+    value}]}. Tensors among them are described, not written.
+    """
+    rows = [
+        {"path": list(extra.path), "type": extra.type, "value": _plain(extra.value)}
+        for extra in checkpoint.extras
+        if path_name(extra.path) in left
+    ]
+    data = {"schema": 1, "file": checkpoint.file, "extras": rows}
+    return json.dumps(data, indent=2).encode("ascii") + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """The value with text for numbers that JSON lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+# -- notes -------------------------------------------------------------------------------------
+def result_notes(
+    checkpoint: Checkpoint, request: Request, decision: Decision, made: Any, target: str,
+    done: Written, output: str,
+) -> tuple[Note, ...]:  # fmt: skip
+    """The file's own notes, then what the conversion did that one should know."""
+    notes = [note for note in checkpoint.notes if note.slug not in _NOT_AGAIN]
+    notes += _unchanged(checkpoint, request, decision, made, target)
+    notes += _container(checkpoint, made, target, request)
+    notes += _protocol(made)
+    notes += _ties(made)
+    notes += _classes(checkpoint, target)
+    notes += _casts(decision, done)
+    notes += [Note("stale-temp", finding) for finding in done.findings]
+    return tuple(dict.fromkeys(notes))
+
+
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place"))
+
+
+def _unchanged(
+    checkpoint: Checkpoint, request: Request, decision: Decision, made: Any, target: str
+) -> list[Note]:
+    changes = decision.changes
+    moved = changes.devices or changes.device_arguments or changes.renames
+    rebuilt = getattr(made, "housing", None) is not None
+    if moved or rebuilt or changes.restructures or target != checkpoint.format:
+        return []
+    where = f"everything is on {request.device} and " if request.device else ""
+    text = f"nothing to change: {where}no key is renamed; the output is a copy"
+    return [Note("nothing-to-change", text)]
+
+
+def _container(checkpoint: Checkpoint, made: Any, target: str, request: Request) -> list[Note]:
+    notes = []
+    if "big-endian" in checkpoint.traits and getattr(made, "housing", True) is not None:
+        notes.append(Note("byte-order", "big-endian numbers come out little-endian"))
+    modules = [t for t in checkpoint.tables if t.kind == "module"]
+    if modules and not request.keep_object:
+        name = modules[0].class_name
+        of = f" of class {name}" if name else ""
+        notes.append(Note("whole-model", f"a whole pickled model{of} comes out as its state_dict"))
+    arrays = sum(t.kind == "ndarray" for table in checkpoint.tables for t in table.tensors)
+    if arrays:
+        notes.append(Note("arrays", f"{arrays:,} numpy arrays come out as tensors"))
+    return notes
+
+
+def _protocol(made: Any) -> list[Note]:
+    if made.kept_protocol is not None:
+        text = f"pickle protocol {made.from_protocol} is kept: {made.kept_protocol} has no spelling in protocol 2; torch.load needs weights_only=False"
+        return [Note("protocol-kept", text)]
+    if made.from_protocol is not None:
+        text = (
+            f"pickle protocol {made.from_protocol} comes out as 2, which torch.load's default reads"
+        )
+        return [Note("protocol-2", text)]
+    return []
+
+
+def _ties(made: Any) -> list[Note]:
+    notes = []
+    aliases: Mapping[str, str] = getattr(made, "aliases", {})
+    if aliases:
+        listed = ", ".join(f"{second} = {first}" for second, first in list(aliases.items())[:4])
+        more = f" and {len(aliases) - 4:,} more" if len(aliases) > 4 else ""
+        text = f"{listed}{more} written once: load with safetensors.torch.load_model, or --tied duplicate"
+        notes.append(Note("tied", text))
+    doubled = getattr(made, "duplicated", ())
+    if doubled:
+        notes.append(
+            Note("tied", f"written again, since the format has no ties: {', '.join(doubled[:4])}")
+        )
+    return notes
+
+
+def _classes(checkpoint: Checkpoint, target: str) -> list[Note]:
+    foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
+    code = [g.name for g in checkpoint.globals if g.verdict == CODE]
+    notes = []
+    if target in _ONE_TABLE:
+        if code:
+            text = f"left behind, could run code: {', '.join(code[:4])}; the output holds tensors alone"
+            notes.append(Note("unsafe-pickle", text))
+        return notes
+    whole = any(table.kind == "module" for table in checkpoint.tables)
+    if foreign and not whole:
+        more = f" and {len(foreign) - 4} more" if len(foreign) > 4 else ""
+        notes.append(
+            Note("foreign-classes", f"kept as they are: objects of {', '.join(foreign[:4])}{more}")
+        )
+    if code:
+        text = f"the output could run code as the input could: {', '.join(code[:4])}"
+        notes.append(Note("unsafe-pickle", text))
+    return notes
+
+
+def _casts(decision: Decision, done: Written) -> list[Note]:
+    """What casts could not keep: numbers beyond the range of the new type, NaN."""
+    rows = [(label, counts) for label, counts in done.results if hasattr(counts, "overflowed")]
+    notes = []
+    over = [(label, c.overflowed) for label, c in rows if c.overflowed]
+    if over:
+        total = sum(n for _, n in over)
+        listed = ", ".join(f"{label} ({n:,})" for label, n in over[:4])
+        more = f" and {len(over) - 4:,} more" if len(over) > 4 else ""
+        name = next(iter(decision.changes.dtypes.values())).name
+        text = f"{total:,} numbers are beyond the range of {name}: {listed}{more}"
+        notes.append(Note("cast-overflow", text))
+    nan = [(label, c.nan) for label, c in rows if c.nan]
+    if nan:
+        listed = ", ".join(f"{label} ({n:,})" for label, n in nan[:4])
+        notes.append(
+            Note("cast-nan", f"{sum(n for _, n in nan):,} numbers were NaN before: {listed}")
+        )
+    return notes

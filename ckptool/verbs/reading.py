@@ -1,0 +1,57 @@
+"""Opening whatever a verb was given: a file, a folder, an index of shards.
+
+Knows: that a folder or its index stands for the files it names. Must not know: formats' insides,
+printing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.formats import read
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import Folder, PlaceLike, Source, is_folder
+from ckptool.verbs.opening import open_place
+
+_INDEX = ".index.json"
+
+
+class Opened(NamedTuple):
+    """A checkpoint and the open file behind it; None: a folder, whose files are opened when
+    they are read.
+    """
+
+    checkpoint: Checkpoint
+    source: Source | None
+
+
+@contextmanager
+def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
+    """Read what `place` is; closed at the end. Raises CkptError, naming the file."""
+    path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
+    if path is not None and path.endswith(_INDEX) and os.path.isfile(path):
+        yield _sharded(os.path.dirname(path) or ".", limits, os.path.basename(path))
+        return
+    notes: tuple[Note, ...] = ()
+    if path is not None and is_folder(path):
+        from ckptool.formats.folders import look
+
+        held = look(Folder(path))
+        if held.is_index:
+            yield _sharded(path, limits, None)
+            return
+        place, notes = os.path.join(path, held.name), held.notes
+    source, said = open_place(place)
+    with source:
+        checkpoint = read(source, limits)
+        yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+
+
+def _sharded(folder: str, limits: Limits, index: str | None) -> Opened:
+    from ckptool.formats import hf_shards
+
+    return Opened(hf_shards.read(Folder(folder), limits, index), None)

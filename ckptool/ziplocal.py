@@ -1,0 +1,114 @@
+"""Local headers, data and descriptors of a zip archive: they fill its bytes without a gap.
+
+Knows: local headers, descriptors. Must not know: end records, torch's meanings.
+"""
+
+from __future__ import annotations
+
+from ckptool.places import Source
+from ckptool.spans import Span
+from ckptool.zipcentral import Entry
+from ckptool.ziplayout import (
+    DESCRIPTOR,
+    DESCRIPTOR64,
+    DESCRIPTOR_MARK,
+    FULL32,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    LOCAL_MARK,
+    ambiguous,
+    zip64_values,
+)
+
+_AHEAD, _SMALL = 1 << 16, 1 << 12
+
+
+class _ReadAhead:
+    """Many headers in one read where entries are small; where they are not, one read each."""
+
+    def __init__(self, source: Source, end: int, count: int) -> None:
+        self.source = source
+        self.end = end
+        self.chunk = _AHEAD if end < count * _SMALL else 0
+        self.start = 0
+        self.data = b""
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from byte `offset`; offsets mostly grow."""
+        at = offset - self.start
+        if at < 0 or at + size > len(self.data):
+            self.data = self.source.read(offset, max(size, min(self.chunk, self.end - offset)))
+            self.start, at = offset, 0
+        return self.data[at : at + size]
+
+
+def match_local_headers(
+    source: Source, listed: list[Entry], end: int, start: int = 0
+) -> tuple[Entry, ...]:
+    """Entries whose headers, data and descriptors fill [`start`, `end`) without gap or overlap.
+
+    One read an entry takes the descriptor of the entry before and the header together.
+    Raises ZipAmbiguous.
+    """
+    entries: list[Entry] = []
+    ahead = _ReadAhead(source, end, len(listed))
+    at = start  # where the data of the entry before ends
+    tail = 0  # the flags of the entry before, if it has data: whether a descriptor follows
+    for entry in listed:
+        offset, name, method, flags, crc, packed, size, _ = entry
+        raw_name = name.encode()
+        gap = offset - at
+        if gap not in (0, 16, 24) or offset + LOCAL.size + len(raw_name) > end:
+            ambiguous("bytes that no entry owns, or two entries own, before it", name)
+        block = ahead.read(at, gap + LOCAL.size + len(raw_name))
+        if gap or tail & HAS_DESCRIPTOR:
+            _check_descriptor(entries, block[:gap])
+        mark, _, flags_here, method_here, _, _, *sums, name_size, extra_size = LOCAL.unpack_from(
+            block, gap
+        )
+        if mark != LOCAL_MARK or name_size != len(raw_name) or not block.endswith(raw_name):
+            ambiguous("no local header of that name where the zip directory puts it", name)
+        if flags_here != flags or method_here != method:
+            ambiguous("the local header and the zip directory disagree", name)
+        data = offset + LOCAL.size + name_size + extra_size
+        if sums != [0, 0, 0] or not flags & HAS_DESCRIPTOR:
+            _check_sums(source, entry, sums, Span(data - extra_size, extra_size))
+        at = data + packed
+        if at > end:
+            ambiguous("an entry that reaches beyond the data of the zip", name)
+        tail = flags if packed else 0
+        entries.append(Entry(offset, name, method, flags, crc, packed, size, data))
+    if end - at not in (0, 16, 24):
+        ambiguous("bytes that no entry owns before the zip directory")
+    if end - at or tail & HAS_DESCRIPTOR:
+        _check_descriptor(entries, source.read(at, end - at))
+    return tuple(entries)
+
+
+def data_end(source: Source, entry: Entry) -> int:
+    """Where the data of one entry ends, by its local header, of which nothing is checked."""
+    *_, name_size, extra_size = LOCAL.unpack(source.read(entry.header_offset, LOCAL.size))
+    return entry.header_offset + LOCAL.size + int(name_size + extra_size) + entry.compressed_size
+
+
+def _check_sums(source: Source, entry: Entry, sums: list[int], extra: Span) -> None:
+    """The CRC and sizes of a local header; with a descriptor, each may be left at zero."""
+    crc, packed, size = sums
+    if FULL32 in (size, packed):
+        field = source.read(extra.offset, extra.size)
+        size, packed = zip64_values(field, (size, packed), entry.name)
+    true = (entry.crc, entry.compressed_size, entry.size)
+    late = entry.flags & HAS_DESCRIPTOR
+    if any(f != t and (f or not late) for f, t in zip((crc, packed, size), true, strict=True)):
+        ambiguous("the local header and the zip directory give different sizes", entry.name)
+
+
+def _check_descriptor(entries: list[Entry], data: bytes) -> None:
+    """`data` lies between the end of the last entry's data and the next header."""
+    if not entries or not entries[-1].flags & HAS_DESCRIPTOR:
+        ambiguous("bytes that no entry owns after it", entries[-1].name if entries else None)
+    entry = entries[-1]
+    layout = DESCRIPTOR64 if len(data) == DESCRIPTOR64.size else DESCRIPTOR
+    expected = (DESCRIPTOR_MARK, entry.crc, entry.compressed_size, entry.size)
+    if not data or layout.unpack(data) != expected:
+        ambiguous("a missing or different data descriptor", entry.name)
