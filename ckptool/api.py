@@ -268,30 +268,25 @@ def convert(
     Without `output`, to_cpu writes `net.cpu.pth` and to_gpu=1 `net.cuda1.pth` beside the input.
     Raises CkptError; then nothing was written.
     """
-    named: dict[str, Sequence[Sequence[str]]] = {
-        "strip-module": [()] if strip_module else [],
-        "unwrap": [()] if unwrap else [],
-        "unwrap-at": _rows(unwrap_at),
-        "strip-prefix": _rows(strip_prefix),
-        "rename": [
-            tuple(row) for row in (rename.items() if isinstance(rename, Mapping) else rename)
-        ],
-        "only": _rows(only),
-        "drop": _rows(drop),
-        "add-prefix": _rows(add_prefix),
-        "add-module-at": _rows(add_module_at),
-        "add-module": [()] if add_module else [],
-    }
-    found = [Rule(name, *map(str, row)) for name, rows in named.items() for row in rows]
-    if rename_keys:
-        at_only = next(
-            (i for i, rule in enumerate(found) if rule.name in _AFTER_RENAMES), len(found)
-        )
-        found.insert(at_only, Rule("rename-file", "rename_keys", pairs=tuple(rename_keys.items())))
+    renames = rename.items() if isinstance(rename, Mapping) else rename
+    keys = tuple((rename_keys or {}).items())
+    found = [
+        *([Rule("strip-module")] if strip_module else []),
+        *([Rule("unwrap")] if unwrap else []),
+        *(Rule("unwrap-at", name) for name in _words(unwrap_at)),
+        *(Rule("strip-prefix", name) for name in _words(strip_prefix)),
+        *(Rule("rename", old, new) for old, new in renames),
+        *([Rule("rename-file", "rename_keys", pairs=keys)] if keys else []),
+        *(Rule("only", glob) for glob in _words(only)),
+        *(Rule("drop", glob) for glob in _words(drop)),
+        *(Rule("add-prefix", name) for name in _words(add_prefix)),
+        *(Rule("add-module-at", name) for name in _words(add_module_at)),
+        *([Rule("add-module")] if add_module else []),
+    ]
     if rules is not None:
         if found:
             raise UsageError("give key rules by their options or by rules=, not both")
-        found = [Rule(row[0], *map(str, row[1:3])) for row in rules]
+        found = [_rule(*row) for row in rules]
     request = build_request(
         to_cpu=to_cpu, to_gpu=to_gpu, mapped=tuple((map_location or {}).items()),
         rules=tuple(found), keep_module=keep_module, at=_words(at), keep_unknown=keep_unknown,
@@ -310,15 +305,12 @@ def convert(
     return Conversion(**_fields(done))
 
 
-_AFTER_RENAMES = ("only", "drop", "add-prefix", "add-module-at", "add-module")
+def _rule(name: str, argument: str | None = None, to: str | None = None) -> Rule:
+    return Rule(name, argument, to)
 
 
 def _words(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _rows(names: Names) -> list[tuple[str, ...]]:
-    return [(name,) for name in _words(names)]
 
 
 def undo(path: PathLike, *, fsync: bool = True, limits: Limits = DEFAULT) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def _append(
         if started and (journal.placed() or not removing):
             _cut_back(fd, source.size, fsync)
         with contextlib.suppress(OSError):  # beside the former file it does no harm
-            journal.remove(fsync=fsync)
+            journal.discard(fsync=fsync)
         raise
 
 

@@ -149,6 +149,13 @@ class Journal:
         if fsync:
             sync_folder(self.folder)
 
+    def discard(self, *, fsync: bool) -> None:
+        """Remove whatever `place` has left. Raises OSError."""
+        if self._made:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temp)
+        self.remove(fsync=fsync)
+
     def _write_temp(self, fsync: bool) -> None:
         fd = os.open(self._temp, _CREATE, 0o666)
         try:

@@ -84,7 +84,9 @@ def apply(rules: Sequence[Rule], keys: Sequence[str], others: Sequence[str] = ()
         found = [RULES[rule.name].match(names.seen_by(rule), rule) for rule in step]
         worked.update(rule for rule, match in zip(step, found, strict=True) if match)
         notes += _told(names, step[0], found[0])
-        names.take(step[0], {old: new for match in found for old, new in match.items()})
+        for more in found[1:]:
+            found[0].update(more)
+        names.take(step[0], found[0])
     for rule in rules:
         ends = RULES[rule.name].ends
         notes += ends(names.now) if ends else []
@@ -138,6 +140,8 @@ class _Names:
         """Do what `rule` means by the names it found."""
         if rule.name == "only":
             self._keep(found)
+        elif not found:
+            return
         elif rule.name == "drop":
             self._keep(set(self.now[: self.tensors]) - found.keys())
         else:

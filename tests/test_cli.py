@@ -52,7 +52,7 @@ MISUSED = [
     ["convert", str(DP_CUDA), "--strip-module"],
     ["convert", str(DP_CUDA), "--to-cpu", "-o", "no/such/folder/o"],
     ["inspect", "no-such-file.pth"],
-    ["inspect", str(FIXTURES)],
+    ["inspect", str(ROOT / "tests")],
     ["inspect", ""],
     ["inspect", str(FIXTURES / "gan.pth"), "--at", "nowhere"],
 ]

@@ -157,11 +157,12 @@ def test_no_file_is_longer_than_400_lines(path: Path):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_functions_are_short(name: str):
+    """Counted from the docstring on: a long list of keywords is a table, not a function."""
     long = [
-        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{node.name}: {node.end_lineno - node.body[0].lineno + 1} lines"
         for node in ast.walk(MODULES[name])
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno + 1 > LONGEST_FUNCTION
+        and (node.end_lineno or 0) - node.body[0].lineno + 1 > LONGEST_FUNCTION
         and (name, node.name) not in ONE_LOOP
     ]
     assert long == []

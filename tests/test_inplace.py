@@ -63,10 +63,6 @@ def fixed(path, strip=True):
     return edit(path, "xpu:1", strip)
 
 
-def former(obj, name):
-    return default_renames(obj, TRUTHS[name]) if name != "twice.pth" else {}
-
-
 # -- torch reads it ----------------------------------------------------------------------------
 @pytest.mark.parametrize("name", SEVERAL)
 def test_torch_reads_an_edited_file_in_every_way(name, copy):
@@ -101,16 +97,17 @@ def test_other_readers_agree(name, copy):
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == names
         assert archive.testzip() is None
-        pickle = archive.read(names[0])
+        pickle = archive.read(next(name for name in names if name.endswith("/data.pkl")))
     assert b"xpu:1" in pickle
     assert opened(path).handle.walked.data == pickle
 
 
-def test_what_torch_reads_by_default_stays_so(copy):
-    path = copy("proto4.pth")  # and this one it reads only now
-    edit(path, "cpu", strip=True)
+def test_torch_reads_protocol_four_by_default_once_edited(tmp_path):
+    path = tmp_path / "net.pth"
+    torch.save({"module.w": torch.ones(3)}, path, pickle_protocol=4)
+    edit(path, strip=True)
 
-    assert len(torch.load(path, weights_only=True)) > 0
+    assert list(torch.load(path, weights_only=True)) == ["w"]
 
 
 def test_a_record_without_checksum_stays_without(copy):
@@ -160,26 +157,21 @@ def test_the_ninth_edit_is_refused(copy):
     edit(path.with_name("new.pth"), "cuda:1")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in SEVERAL if n not in ("meta.pth", "quantized.pth")] + ["big_endian.pth"]
-)
+@pytest.mark.parametrize("name", [*SEVERAL, "big_endian.pth"])
 def test_an_ordinary_convert_gives_what_it_gives_of_the_former_file(name, copy, tmp_path):
     path = copy(name)
     one, two = tmp_path / "one.pth", tmp_path / "two.pth"
-    ckptool.convert(path, one, to_gpu=5, keep_module=True)
-    edit(path, "cuda:5")
+    ckptool.convert(path, one, to_cpu=True, keep_module=True)
     edit(path, "xpu")
-    undo(str(path))
-    ckptool.convert(path, two, to_gpu=5, keep_module=True)
+    edit(path, "cpu")
+    ckptool.convert(path, two, to_cpu=True, keep_module=True)
 
-    whole = {s.device for s in opened(one).storages} <= {"cuda:5", "meta"}
-    if whole:
-        assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes() == two.read_bytes()
     assert two.stat().st_size < path.stat().st_size
     assert links(two) == ()
 
 
-def test_undo_refuses_a_base_it_cannot_read(copy, monkeypatch):
+def test_undo_refuses_a_base_it_cannot_read(copy):
     """The chain is right and the older pickle is not: nothing is cut off."""
     path = copy("net_plain.pth")
     base = path.read_bytes()

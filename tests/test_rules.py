@@ -264,7 +264,7 @@ def test_only_and_drop_of_one_glob_share_the_tensors(keys, glob):
 
 
 def test_many_rules_over_a_hundred_thousand_keys():
-    """Best of two; alone on this machine it takes about 0.8 s."""
+    """Best of two: about a second, a third of it Python's `re` with groups in the new text."""
     keys = [f"module.model.layers.{i // 10}.block{i % 10}.weight" for i in range(100_000)]
     rules = rules_of([
         "strip-module", "strip-prefix model", r"rename layers\.(\d+) l\1", "drop *norm*",
@@ -272,9 +272,9 @@ def test_many_rules_over_a_hundred_thousand_keys():
     ])  # fmt: skip
     took = []
     for _ in range(2):
-        start = time.perf_counter()
+        start = time.process_time()
         outcome = apply(rules, keys)
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
 
     assert outcome.renames[keys[-1]] == "net.l9999.block9.weight"
     assert [rule.name for rule in outcome.idle] == ["drop"]

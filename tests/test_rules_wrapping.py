@@ -234,3 +234,10 @@ def test_unwrap_is_done_after_one_run(keys):
         assert run(once, "unwrap") == once
     except KeyCollision:
         return
+
+
+def test_hostile_depth_costs_nothing():
+    key = "module." * 100_000 + "w"
+
+    assert run([key], "strip-module") == ["w"]
+    assert wrappers([key])[0][1:] == (1, 1)

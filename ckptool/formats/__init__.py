@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ckptool.checkpoint import Changes, Checkpoint, Note
-from ckptool.errors import CkptError, NotACheckpoint, Unsupported
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
-
-if TYPE_CHECKING:
-    from ckptool.plans import Plan
 
 _HEAD = 512
 
@@ -105,7 +102,6 @@ _OTHERS = {
     "torch-export": "torch.export program",
     "hf-shards": "Hugging Face shards",
 }
-_WRITERS = {row.name: row.writer for row in FORMATS if row.writer}
 TITLES: dict[str, str] = {**{row.name: row.title for row in FORMATS}, **_OTHERS}
 
 
@@ -183,48 +179,3 @@ def _with_suffix_note(found: Checkpoint, row: Format) -> Checkpoint:
         f"named like {claimed[0].title}, in truth {TITLES[found.format]}: other tools go by the name",
     )
     return found._replace(notes=(note, *found.notes))
-
-
-def write(
-    checkpoint: Checkpoint, changes: Changes, target: str, shard_bytes: int = 0
-) -> tuple[Plan, Any]:
-    """The Plan that writes the container `target` (shards: of at most `shard_bytes`), and what
-    it changes. Raises Unsupported for what cannot be written.
-    """
-    if target == "hf-shards":
-        from ckptool.formats import hf_shards_edit
-
-        return hf_shards_edit.write(checkpoint, changes, shard_bytes)
-    if target not in _WRITERS:
-        raise Unsupported(f"a {TITLES.get(target, target)} cannot be written", path=checkpoint.file)
-    if target != "safetensors" and not _is_pickled(checkpoint):
-        from ckptool.formats import fresh
-
-        return fresh.write(checkpoint, changes, target)
-    plan, made = import_module(f"ckptool.formats.{_WRITERS[target]}").write(checkpoint, changes)
-    return plan, made
-
-
-def confirm(
-    checkpoint: Checkpoint, made: Any, target: str, written: Source, limits: Limits, name: str = ""
-) -> None:
-    """Raise CkptError unless `written` (output `name` of the plan) is what `write` planned, read
-    back from its bytes.
-    """
-    if target == "hf-shards":
-        from ckptool.formats import hf_shards_edit
-
-        hf_shards_edit.confirm(checkpoint, made, written, limits, name)
-    elif target != "safetensors" and not _is_pickled(checkpoint):
-        from ckptool.formats import fresh
-
-        fresh.confirm(checkpoint, made, written, limits)
-    else:
-        writer = import_module(f"ckptool.formats.{_WRITERS[target]}")
-        writer.confirm(checkpoint, made, written, limits)
-
-
-def _is_pickled(checkpoint: Checkpoint) -> bool:
-    from ckptool.formats.assemble import PickleHandle
-
-    return isinstance(checkpoint.handle, PickleHandle)

@@ -28,6 +28,7 @@ _TYPED = frozenset(
     for module in ("torch._tensor", "torch.tensor")
     for name in ("_rebuild_from_type", "_rebuild_from_type_v2")
 )
+_GRAD_AT = 4
 _DTYPE_AT = 6  # of the arguments of _rebuild_tensor_v3; _v2 ends or has its metadata there
 
 
@@ -94,7 +95,7 @@ def tell_storage(pers: Pers, home: Home, key: str, legacy: bool, edits: Edits) -
     if text_of(pid.items[3]) != home.device:
         edits.strings[pid.starts[3]] = home.device
     if legacy and len(pid.items) == 5:
-        edits.inserts[pid.end] = b"N"
+        edits.inserts[pid.end] = (b"N",)
     elif len(pid.items) == 6 and (not legacy or pid.items[5] is not None):
         if legacy:
             _set(edits, pid, 5, b"N")
@@ -123,8 +124,10 @@ def _tell_dtype(dense: Dense, place: Place, home: Home, edits: Edits) -> None:
         edits.values[dense.function_start] = (dense.function_end, V2)
         edits.dropped[args.starts[_DTYPE_AT]] = _end(args, _DTYPE_AT)
     elif new_v3:
+        if count > _GRAD_AT and args.items[_GRAD_AT] is True:
+            _set(edits, args, _GRAD_AT, b"\x89")  # torch fails to rebuild such a leaf by _v3
         edits.values[dense.function_start] = (dense.function_end, V3)
         if count == 4:  # _rebuild_tensor of torch 0.3 has neither requires_grad nor hooks
-            edits.inserts[args.end] = b"\x89" + ORDERED + name
+            edits.inserts[args.end] = (b"\x89", ORDERED, name)
         else:
-            edits.inserts[args.starts[_DTYPE_AT] if count > _DTYPE_AT else args.end] = name
+            edits.inserts[args.starts[_DTYPE_AT] if count > _DTYPE_AT else args.end] = (name,)

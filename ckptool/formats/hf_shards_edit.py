@@ -17,6 +17,7 @@ from ckptool.formats.rows import Row
 from ckptool.formats.safetensors import read
 from ckptool.formats.safetensors_edit import (
     Exported,
+    alias_places,
     dtype_of,
     file_metadata,
     file_parts,
@@ -37,7 +38,7 @@ def write(checkpoint: Checkpoint, changes: Changes, shard_bytes: int) -> tuple[P
     shards = split(rows, shard_bytes)
     names = [_name(number, len(shards)) for number in range(len(shards))]
     homes = {row.key: number for number, shard in enumerate(shards) for row in shard}
-    metadata = file_metadata(checkpoint, changes)
+    metadata = file_metadata(checkpoint, changes) | alias_places(exported.places)
     filler = Filler(changes.check, inline_of(checkpoint))
     outputs = []
     for number, (name, shard) in enumerate(zip(names, shards, strict=True)):

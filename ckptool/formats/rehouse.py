@@ -19,7 +19,7 @@ from ckptool.formats.dicts import dict_items, key_text
 from ckptool.formats.homes import Home, Housing, Place, User, house
 from ckptool.formats.live import live_nodes, occurrences, strays
 from ckptool.formats.measures import View, global_name
-from ckptool.pickles.nodes import Obj, Pers, items_of
+from ckptool.pickles.nodes import NEWOBJ, Obj, Pers, items_of
 from ckptool.pickles.splice import Edits
 from ckptool.pickles.write import named
 
@@ -133,12 +133,13 @@ def rehouse(work: Rehousing) -> Housing:
     """
     _select(work)
     wanted = _wanted(work)
-    arrays = {id(row.node): row for rows in work.rows.values() for row in rows if _is_array(row)}
+    arrays = {id(row.node): row for rows in work.rows.values() for row in rows if _is_anew(row)}
     walked = work.handle.walked
     cuts = {start for start, _ in work.edits.deletions}
     leaves = {*work.modules, *arrays, *_nested(work)}
     root = walked.root if work.root is None else work.root
     stray = strays(walked) if work.root is None and work.fresh is None else []
+    _refuse_nested(work)
     nodes = list(live_nodes(root, cuts, leaves, stray))
     refs = [ref for node in nodes for ref in _refs(work, node, wanted, arrays)]
     housing = work.housing = house(refs, dict(work.changes.devices), work.changes.compact)
@@ -166,22 +167,18 @@ def _select(work: Rehousing) -> None:
 
 
 def _wanted(work: Rehousing) -> dict[int, tuple[DType | None, str]]:
-    """{id of a dense call: (dtype it shall have, key)} of all rows."""
+    """{id of the node that makes a tensor: (dtype it shall have, key)} of all rows."""
     found: dict[int, tuple[DType | None, str]] = {}
     for table in work.tables:
         for row in work.rows_of(table):
             dense = dense_of(row.node)
-            if (
-                row.target is not None
-                and row.node is not None
-                and dense is None
-                and not _is_array(row)
-            ):
+            if row.node is None or _is_anew(row):
+                continue
+            if row.target is not None and dense is None and type(row.node) is not Pers:
                 raise Unsupported("a tensor of this kind is not cast", key=row.tensor.key,
                                   hint="leave it as it is with --keep-dtype")  # fmt: skip
-            if dense is None:
-                continue
-            known = found.setdefault(id(dense.call), (row.target, row.tensor.key))
+            maker = id(row.node if dense is None else dense.call)
+            known = found.setdefault(maker, (row.target, row.tensor.key))
             if known[0] is not row.target:
                 raise Unsupported(
                     f"it is one tensor with '{known[1]}', which gets another dtype",
@@ -190,8 +187,23 @@ def _wanted(work: Rehousing) -> dict[int, tuple[DType | None, str]]:
     return found
 
 
-def _is_array(row: Row) -> bool:
-    return row.tensor.kind == "ndarray" and row.node is not None
+def _is_anew(row: Row) -> bool:
+    """Whether a tensor is written as a new expression: a numpy array; a tensor of torch 0.1
+    that is cast (its class is its dtype).
+    """
+    node = row.node
+    old = type(node) is Obj and node.op == NEWOBJ and dense_of(node) is None
+    cast = row.target is not None and row.tensor.storage is not None
+    return node is not None and (row.tensor.kind == "ndarray" or (old and cast))
+
+
+def _refuse_nested(work: Rehousing) -> None:
+    """Torch builds a nested tensor at once, before it has read the numbers of a legacy stream."""
+    if work.legacy and work.checkpoint.format != "torch-legacy":
+        for tensor in work.checkpoint.tensors:
+            if tensor.kind == "nested":
+                raise Unsupported("torch cannot load a nested tensor from a legacy file",
+                                  key=tensor.key, hint="write a zip (--to zip)")  # fmt: skip
 
 
 def _nested(work: Rehousing) -> set[int]:
@@ -212,7 +224,8 @@ def _refs(
     elif type(node) is Pers or dense_of(node) is None:
         found = work.handle.reader.view(node)
         if isinstance(found, Tensor):
-            yield User(id(node), found, None, found.key)
+            target, label = wanted.get(id(node), (None, found.key))
+            yield User(id(node), found, target, label)
         elif type(found) is View:
             yield found.storage
     else:

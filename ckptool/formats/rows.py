@@ -16,6 +16,10 @@ from ckptool.layer_versions import metadata_renames
 OWN = "ckptool."
 LAYER_VERSIONS = f"{OWN}state_dict_metadata"
 """Key of `__metadata__` under which a state_dict's `_metadata` travels, as JSON."""
+ALIAS_PLACES = f"{OWN}alias_places"
+"""Key of `__metadata__` for the places of names that are written as a tie, as JSON {key: place
+in the order of the state_dict}: .safetensors has no entry that could stand there.
+"""
 _SKIPPED = ("optim", "sched", "rng")
 
 

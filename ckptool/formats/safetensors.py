@@ -21,7 +21,7 @@ from ckptool.checkpoint import (
 )
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, Truncated
 from ckptool.formats.measures import named
-from ckptool.formats.rows import LAYER_VERSIONS
+from ckptool.formats.rows import ALIAS_PLACES, LAYER_VERSIONS, OWN
 from ckptool.formats.runs import contiguous
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
@@ -56,7 +56,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
     storages = tuple(t.storage for t in tensors if t.storage is not None)
     extras = _metadata_extras(metadata)
-    tensors += _aliases(metadata or {}, tensors)
+    tensors = _with_aliases(metadata or {}, tensors)
     table = Table((), tensors, _layer_versions(metadata or {}))
     return Checkpoint(
         file=source.name, format=NAME, size_bytes=source.size, sources=(source.address,),
@@ -65,33 +65,47 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     )  # fmt: skip
 
 
-def _aliases(metadata: dict[str, str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Second names of tensors that are written once: {second: first} in `__metadata__`, as
-    safetensors.torch.save_model and our own --tied alias note them.
+def _with_aliases(metadata: dict[str, str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors and the second names of those that are written once: {second: first} in
+    `__metadata__`, as safetensors.torch.save_model and our own --tied alias note them. Ours
+    also say where such a name stood.
     """
     known = {tensor.key: tensor for tensor in tensors}
-    return tuple(
-        named(known[first], second, (second,))
+    found = {
+        second: named(known[first], second, (second,))
         for second, first in metadata.items()
-        if second not in known and first in known and second not in ("format", LAYER_VERSIONS)
-    )
+        if second not in known
+        and first in known
+        and second != "format"
+        and not second.startswith(OWN)
+    }
+    rows = list(tensors)
+    places = _json_of(metadata, ALIAS_PLACES)
+    for second, at in sorted(places.items(), key=lambda row: row[1] if type(row[1]) is int else 0):
+        if second in found and type(at) is int and 0 <= at <= len(rows):
+            rows.insert(at, found.pop(second))
+    return (*rows, *found.values())
+
+
+def _json_of(metadata: dict[str, str], key: str) -> dict[str, Any]:
+    """An entry of ours: a JSON object; anything else counts as none."""
+    import json
+
+    try:
+        found = json.loads(metadata[key])
+    except (KeyError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _layer_versions(metadata: dict[str, str]) -> dict[str, Any] | None:
     """A state_dict's `_metadata` as our writer notes it; anything else is left as text."""
-    import json
-
-    try:
-        found = json.loads(metadata[LAYER_VERSIONS])
-    except (KeyError, ValueError, RecursionError):
-        return None
-    sane = isinstance(found, dict) and all(isinstance(row, dict) for row in found.values())
-    plain = sane and all(
-        isinstance(value, str | int | float | bool | None)
+    found = _json_of(metadata, LAYER_VERSIONS)
+    plain = all(
+        isinstance(row, dict) and all(isinstance(v, str | int | float | None) for v in row.values())
         for row in found.values()
-        for value in row.values()
     )
-    return found if plain else None
+    return found if plain and LAYER_VERSIONS in metadata else None
 
 
 def _refuse_pickle(source: Source, data: bytes, limits: Limits) -> None:
@@ -230,6 +244,6 @@ def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:
         return ()
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise HeaderInvalid("__metadata__ may hold texts only", key="__metadata__")
-    shown = [(key, value) for key, value in metadata.items() if key != LAYER_VERSIONS]
+    shown = [(key, value) for key, value in metadata.items() if not key.startswith(OWN)]
     text = ", ".join(f"{key}={value}" for key, value in shown[:8])
     return (Extra(("__metadata__",), "dict", dict(metadata), text),)

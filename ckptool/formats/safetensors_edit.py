@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Table
-from ckptool.errors import LimitExceeded, OutputError, Unsupported
+from ckptool.errors import LimitExceeded, OutputError, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.contents import Filler
 from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.expressions import KEPT_METADATA
 from ckptool.formats.homes import Read
+from ckptool.formats.judge import CODE
 from ckptool.formats.rows import (
+    ALIAS_PLACES,
     LAYER_VERSIONS,
     OWN,
     Row,
@@ -45,6 +47,7 @@ class Exported:
 
     rows: tuple[tuple[Row, ...], ...]
     aliases: dict[str, str] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
     duplicated: tuple[str, ...] = ()
     data: bytes = b""
     retagged: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -57,7 +60,7 @@ def write(checkpoint: Checkpoint, changes: Changes) -> tuple[Plan, Exported]:
     cannot hold.
     """
     rows, aliases, exported = select_rows(checkpoint, changes)
-    metadata = file_metadata(checkpoint, changes) | aliases
+    metadata = file_metadata(checkpoint, changes) | aliases | alias_places(exported.places)
     parts = file_parts(rows, metadata, Filler(changes.check, inline_of(checkpoint)))
     return Plan(checkpoint.sources, (Output("", parts, total_size(parts)),)), exported
 
@@ -81,11 +84,18 @@ def select_rows(
     if table.duplicate_keys:
         raise Unsupported("the state_dict sets a key more than once", key=table.duplicate_keys[0])
     _refuse_odd_keys(checkpoint, table)
+    _refuse_odd_owner(checkpoint, table)
     rows = rows_of(checkpoint, table, changes)
     for row in rows:
         check_row(row)
     kept, aliases, doubled = _untie(rows, changes.tied)
-    return kept, aliases, Exported((tuple(kept),), aliases, doubled)
+    places = {row.key: at for at, row in enumerate(rows) if row.key in aliases}
+    return kept, aliases, Exported((tuple(kept),), aliases, places, doubled)
+
+
+def alias_places(places: Mapping[str, int]) -> dict[str, str]:
+    """The entry of `__metadata__` that keeps the order of the state_dict; none without ties."""
+    return {ALIAS_PLACES: json.dumps(places, separators=(",", ":"))} if places else {}
 
 
 def inline_of(checkpoint: Checkpoint) -> Any:
@@ -103,6 +113,25 @@ def _refuse_odd_keys(checkpoint: Checkpoint, table: Table) -> None:
     for key, *_ in dict_items(checkpoint.handle.found.owners.get(table.path)) or ():
         if text_of(key) is None and str(key) in names | {repr(key)}:
             raise Unsupported("a key that is no text", key=str(key), hint=_LEAVE)
+
+
+def _refuse_odd_owner(checkpoint: Checkpoint, table: Table) -> None:
+    """Tensors come out of a file that could run code, but not of a dict that such a call makes;
+    a storage of two typed dtypes holds numbers of only one.
+    """
+    if not isinstance(checkpoint.handle, PickleHandle):
+        return
+    paths = checkpoint.handle.found.call_paths
+    for row in checkpoint.globals:
+        if row.verdict == CODE and paths.get(row.offset, ("",)) == table.path:
+            raise UnsafePickle(f"the state_dict itself is made by a call that could run code: {row.name}",
+                               member=row.member, offset=row.offset)  # fmt: skip
+    doubled = set(checkpoint.handle.reader.two_dtypes)
+    for tensor in table.tensors:
+        if tensor.storage is not None and tensor.storage.key in doubled:
+            raise Unsupported(
+                "its storage is used with another dtype too", key=tensor.key, hint=_LEAVE
+            )
 
 
 def check_row(row: Row) -> None:

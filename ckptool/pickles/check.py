@@ -82,7 +82,7 @@ def _has_identity(node: Any) -> bool:
     return type(node) in _NODES or (type(node) is Raw and _raw_kind(node) == "bytearray")
 
 
-Changed = tuple["dict[int, int]", "dict[int, int]", "dict[int, bytes]"]
+Changed = tuple["dict[int, int]", "dict[int, int]", "dict[int, tuple[bytes, ...]]"]
 """Deletions and dropped tuple items by their start, and inserts."""
 
 
@@ -108,7 +108,7 @@ def _tuple_members(old: Tup, new: Tup, changed: Changed) -> tuple[Any, Any]:
     after = []
     items = iter(zip(new.items, new.starts, strict=True))
     for start in (*old.starts, old.end):
-        if start in added:
+        for _ in added.get(start, ()):
             next(items, None)
         if start != old.end and start not in dropped:
             after += [row for row in (next(items, None),) if row is not None]

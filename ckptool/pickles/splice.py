@@ -30,8 +30,8 @@ class Edits:
     start of a value to (end, new bytes: a whole expression); `spellings` maps the start of
     opcodes to (end, bytes that say the same, memo id they define or None); `deletions` are
     spans of whole dict items or list elements, `dropped` those of tuple items (start -> end);
-    `inserts` maps the byte of a tuple's opcode, or the start of one of its items, to a new
-    item before it. Values of one group in `shared` (start -> group) are one object. `respell` gives the literal of a string or bytes node when the output has
+    `inserts` maps the byte of a tuple's opcode, or the start of one of its items, to new
+    items before it. Values of one group in `shared` (start -> group) are one object. `respell` gives the literal of a string or bytes node when the output has
     another protocol; `decoded`: Python 2 texts come out as unicode.
     """
 
@@ -40,7 +40,7 @@ class Edits:
     spellings: dict[int, tuple[int, bytes, int | None]] = field(default_factory=dict)
     deletions: list[tuple[int, int]] = field(default_factory=list)
     dropped: dict[int, int] = field(default_factory=dict)
-    inserts: dict[int, bytes] = field(default_factory=dict)
+    inserts: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
     respell: Callable[[Any], bytes] | None = None
     decoded: bool = False
@@ -69,8 +69,8 @@ def splice(walked: Walked, edits: Edits) -> bytes:
         group = edits.shared.get(start)
         fresh = None if group is None else groups[group]
         emitter.replace(Replacement(start, end, data, fresh=fresh))
-    for start, data in edits.inserts.items():
-        emitter.insert(start, data)
+    for start, items in edits.inserts.items():
+        emitter.insert(start, b"".join(items))
     _string_edits(walked, edits, emitter)
     for start, end in (*edits.deletions, *edits.dropped.items()):
         emitter.delete(start, end)

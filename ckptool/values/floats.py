@@ -92,8 +92,9 @@ def widened(patterns: Any, source: str) -> Any:
     value = np.ldexp((fraction + ((raised > 0) << made.mantissa)).astype("f8"), lowest)
     if made.sign == "dropped":  # no zero: its place is the next power of two
         value[magnitude == 0] = 2.0**-made.bias
-    bits = value.astype("f4").view("u4").astype("i8")
     over = magnitude >= made.end
+    value[over] = 0
+    bits = value.astype("f4").view("u4").astype("i8")
     quiet = (fraction > 0) << 22
     bits[over] = (_SINGLE.end | quiet | fraction << lost)[over]
     bits |= (patterns & made.top if made.sign != "dropped" else 0) << (31 - 8 * made.size_bytes + 1)

@@ -48,7 +48,7 @@ def elements(
         return
     dims = views.collapse(shape, stride)
     end = offset + views.extent(dims)
-    if item not in _KINDS or min(offset, *shape, *stride) < 0 or end * item > storage.size:
+    if item not in _KINDS or min((offset, *shape, *stride)) < 0 or end * item > storage.size:
         text = f"elements {offset:,} to {end:,} of {item} bytes in {storage.size:,} bytes"
         raise TensorBounds(text, key=storage.label or None, hint="report this with the file")
     if dims in ((), ((end - offset, 1),)):  # one run

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptError, UsageError
-from ckptool.formats import confirm, write
+from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_folder
 from ckptool.plans import Literal, Output, Plan, Written
@@ -73,6 +73,9 @@ def _convert(
 
 # -- where and what ----------------------------------------------------------------------------
 def _beside(path: str, request: Request) -> str:
+    if not request.changes_something and request.target is None:
+        text = "nothing to do: no device, no key rule and no output is given"
+        raise UsageError(text, hint="--to-cpu is the usual one")
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
     if is_folder(path) or path.endswith(".index.json"):

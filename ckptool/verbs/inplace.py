@@ -33,12 +33,25 @@ class Appended(NamedTuple):
     findings: tuple[str, ...] = ()
 
 
+def refuse_place(source: Source) -> None:
+    """Raise for a file object (UsageError) and while a journal lies beside the file
+    (OutputError). Asked before the file is read: an interrupted one cannot be read.
+    """
+    if not source.address.uri:
+        raise UsageError("a file object cannot be edited in place", hint="give a path")
+    found = pending(source)
+    if found is not None:
+        raise pending_error(found.path)
+    if source.size != source.address.size_bytes:
+        raise Unsupported("only a part of the file was read: it cannot be edited in place")
+
+
 def refuse(source: Source, checkpoint: Checkpoint) -> None:
     """Raise when this file cannot be edited in place, whatever the changes: UsageError for a
     file object, OutputError while a journal lies beside it, Unsupported for other containers
     and a chain of 8 edits.
     """
-    _refuse_place(source)
+    refuse_place(source)
     refuse_in_place(checkpoint)
 
 
@@ -78,7 +91,7 @@ def undo(path: str, limits: Limits = DEFAULT, *, fsync: bool = True) -> tuple[in
     """
     with open_source(path) as source:
         try:
-            _refuse_place(source)
+            refuse_place(source)
             if identify(source).name != NAME:
                 text = "only PyTorch zip files are edited in place: there is nothing to undo"
                 raise NothingToDo(text)
@@ -104,13 +117,3 @@ def recover(path: str, limits: Limits = DEFAULT, *, fsync: bool = True) -> tuple
         read_directory(source.window(Span(0, length)), limits)
 
     return inplace.recover(path, fsync=fsync, check=check)
-
-
-def _refuse_place(source: Source) -> None:
-    if not source.address.uri:
-        raise UsageError("a file object cannot be edited in place", hint="give a path")
-    found = pending(source)
-    if found is not None:
-        raise pending_error(found.path)
-    if source.size != source.address.size_bytes:
-        raise Unsupported("only a part of the file was read: it cannot be edited in place")
