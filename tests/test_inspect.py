@@ -104,7 +104,8 @@ def test_what_could_run_code_is_named_and_is_a_no(capsys):
     assert status == 1
     assert "could run code: posix.system at byte " in out
     assert "conv.weight" in out
-    assert "ckptool convert" not in out  # it would refuse
+    offered = [line for line in out.splitlines() if "ckptool convert" in line]
+    assert [line.split()[-1] for line in offered] == [str(FIXTURES / "evil.clean.safetensors")]
 
 
 # -- notes and their commands ------------------------------------------------------------------

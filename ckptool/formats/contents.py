@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptool.checkpoint import DType, Storage
+from ckptool.checkpoint import UNTYPED, DType, Storage
 from ckptool.errors import Unsupported
 from ckptool.formats.homes import Home, Read
 from ckptool.plans import Copy, Literal, Made, Part
@@ -70,13 +70,14 @@ class Filler:
         self, source: Storage, read: Read, element: DType, size: int, label: str, crc: int | None
     ) -> Part:
         piece = source.pieces[0]
+        encoding = _encoding(source, read.dtype, label)
         pieces = ((piece.source_id, piece.span),)
         where = (source.size_bytes, read.shape, read.stride, read.offset, crc)
         if read.dtype is element:
             unit = _swapped_bytes(source.dtype)
-            args = (piece.encoding, unit, element.size_bytes, *where)
+            args = (encoding, unit, element.size_bytes, *where)
             return Made(pieces, "gather", args, size, None, label)
-        cast = (piece.encoding, read.dtype.name, element.name, *where)
+        cast = (encoding, read.dtype.name, element.name, *where)
         return Made(pieces, "cast", cast, size, None, label)
 
     def _literal(self, source: Storage, read: Read | None, element: DType, label: str) -> Part:
@@ -101,6 +102,18 @@ class Filler:
             return None
         self._checked.add(key)
         return source.crc
+
+
+def _encoding(source: Storage, dtype: DType, label: str) -> str:
+    """As the piece says; torch swaps the bytes of a typed storage by its type, of an untyped
+    one never.
+    """
+    encoding = source.pieces[0].encoding
+    if "swapped" not in encoding or dtype is source.dtype:
+        return encoding
+    if source.dtype is UNTYPED:
+        return {"swapped": "stored"}.get(encoding, encoding.removesuffix("-swapped"))
+    raise Unsupported("a big-endian storage that is used with another dtype", key=label)
 
 
 def _is_run(read: Read) -> bool:

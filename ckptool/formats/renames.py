@@ -63,7 +63,8 @@ def _edit_table(owner: Any, renames: Mapping[str, str], dropped: set[str], edits
         elif text in renames:
             edits.strings[start] = renames[text]
     if renames:
-        _rename_metadata(owner, renames, [text_of(row[0]) or "" for row in rows], edits)
+        keys = [text_of(row[0]) or "" for row in rows]
+        _rename_metadata(owner, renames, [key for key in keys if key not in dropped], edits)
 
 
 def _drop_entries(root: Any, names: frozenset[str], edits: Edits) -> None:

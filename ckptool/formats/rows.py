@@ -86,7 +86,8 @@ def final_metadata(table: Table, changes: Changes) -> dict[str, Any] | None:
         return None
     renames = {key: new for (path, key), new in changes.renames.items() if path == table.path}
     paths = list(table.metadata)
-    moved, dropped = metadata_renames(paths, renames, [t.key for t in table.tensors])
+    keys = [t.key for t in table.tensors if (table.path, t.key) not in changes.drops]
+    moved, dropped = metadata_renames(paths, renames, keys)
     return {moved.get(path, path): table.metadata[path] for path in paths if path not in dropped}
 
 

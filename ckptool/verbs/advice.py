@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from shlex import quote
 
 from ckptool.checkpoint import Checkpoint, Note, Table
+from ckptool.commands import convert_command
 from ckptool.errors import CkptError
 from ckptool.formats.judge import CODE, FOREIGN
 from ckptool.rules import UNCOUNTED, Rule, apply
@@ -36,8 +37,11 @@ def advise(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> tup
 def _can_convert(checkpoint: Checkpoint) -> bool:
     if any(row.verdict == CODE for row in checkpoint.globals):
         return False
-    whole = any(table.kind == "module" for table in checkpoint.tables)
-    return checkpoint.format in ("torch-zip", "torch-legacy") and not whole
+    return "inspect-only" not in checkpoint.traits and checkpoint.format != "hf-shards"
+
+
+def _whole(checkpoint: Checkpoint) -> bool:
+    return any(table.kind == "module" for table in checkpoint.tables)
 
 
 def _command(checkpoint: Checkpoint, options: str, output: str = "") -> str | None:
@@ -45,10 +49,10 @@ def _command(checkpoint: Checkpoint, options: str, output: str = "") -> str | No
     if not _can_convert(checkpoint):
         return None
     name = checkpoint.file if not checkpoint.file.startswith("-") else f"./{checkpoint.file}"
-    words = ["ckptool convert", quote(name), options]
+    words = [options] if options else []
     if output:
         words += ["-o", quote(suffixed(name, output))]
-    return " ".join(words)
+    return convert_command(checkpoint.file, " ".join(words))
 
 
 # -- what the file is --------------------------------------------------------------------------
@@ -59,9 +63,18 @@ def _code(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "unsafe-pickle",
             f"could run code: {row.name} at byte {row.offset:,} of {row.member}{detail}",
+            _tensors_alone(checkpoint) if row is rows[0] else None,
         )
     if len(rows) > 50:
         yield Note("unsafe-pickle", f"could run code: and {len(rows) - 50:,} more names")
+
+
+def _tensors_alone(checkpoint: Checkpoint) -> str | None:
+    """The clean way out of a file that could run code: .safetensors holds tensors alone."""
+    if "inspect-only" in checkpoint.traits or checkpoint.weights is None:
+        return None
+    stem = suffixed(checkpoint.file, "clean").rpartition(".")[0]
+    return convert_command(checkpoint.file, f"-o {quote(stem + '.safetensors')}")
 
 
 def _restricted(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
@@ -82,16 +95,13 @@ def _restricted(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
 
 
 def _module(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
-    if (
-        shown is None
-        or shown.kind != "module"
-        or (checkpoint.format != "torch-zip" and checkpoint.format != "torch-legacy")
-    ):
+    if shown is None or shown.kind != "module" or "inspect-only" in checkpoint.traits:
         return
     name = f" of class {shown.class_name}" if shown.class_name else ""
     yield Note(
         "whole-model",
-        f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict",
+        f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict, which convert writes",
+        _command(checkpoint, "", "plain"),
     )
 
 
@@ -170,6 +180,8 @@ def _to_cpu(checkpoint: Checkpoint, shown: Table | None) -> tuple[str, str | Non
         return "", None
     strips = shown is not None and _strips(shown)
     what = "on cpu, without 'module.', all else kept" if strips else "on cpu, all else kept"
+    if _whole(checkpoint):
+        what = "the state_dict in its place, " + what
     return f"; this writes {default_output(checkpoint.file, 'cpu')}: {what}", command
 
 
@@ -298,6 +310,7 @@ def _views(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "views",
             f"{stored:,} bytes stored, {needed:,} used by tensors: slices were saved with all that they were cut from",
+            _command(checkpoint, "--compact", "small"),
         )
 
 
@@ -317,7 +330,13 @@ def _counters(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "profiler-counters",
             f"{len(found)} counters left by a FLOP profiler (total_ops, total_params): a net without them calls them unexpected; nothing is lost without them",
+            _command(checkpoint, _drop_counters(found), "plain"),
         )
+
+
+def _drop_counters(keys: list[str]) -> str:
+    names = dict.fromkeys(key.rpartition(".")[2] for key in keys)
+    return " ".join(f"--drop {name}" for name in names)
 
 
 def _batch_norm(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:

@@ -15,7 +15,7 @@ from ckptool.plans import Plan, Written
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.convert import conversion
 from ckptool.verbs.deciding import decide, refuse_kind
-from ckptool.verbs.inplace import append_changes, plan_append, refuse
+from ckptool.verbs.inplace import append_changes, plan_append, refuse, refuse_place
 from ckptool.verbs.request import Request
 
 _ZIP = "torch-zip"
@@ -30,6 +30,7 @@ def convert_in_place(
         raise UsageError("--in-place writes into the file itself: it takes no -o")
     with open_source(path) as source:
         try:
+            refuse_place(source)
             checkpoint = read(source, limits)
             refuse_kind(checkpoint, request)
             if any(table.kind == "module" for table in checkpoint.tables):

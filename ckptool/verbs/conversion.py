@@ -56,11 +56,8 @@ class Conversion:
             "device_counts": self.device_counts,
             "dtypes": self.dtypes,
             "left_behind": [
-                *(
-                    {"path": list(path), "text": text, "what": "device"}
-                    for path, text in self.mentions
-                ),
-                *({"path": [name], "text": None, "what": "entry"} for name in self.entries_left),
+                *({"path": list(path), "text": text} for path, text in self.mentions),
+                *({"path": [name], "text": None} for name in self.entries_left),
             ],
             "kept": list(self.kept),
             "rename_summary": self.rename_summary,

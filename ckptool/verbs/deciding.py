@@ -131,8 +131,9 @@ def _names(
     checkpoint: Checkpoint, tables: Sequence[Table], request: Request
 ) -> tuple[Renames, Drops, tuple[Note, ...]]:
     rules = list(request.rules)
-    if request.device and not rules and not request.keep_module and not request.keep_object:
-        rules = [Rule("strip-module-if-all")]
+    renaming = any(rule.name not in ("only", "drop") for rule in rules)
+    if request.device and not renaming and not request.keep_module and not request.keep_object:
+        rules.insert(0, Rule("strip-module-if-all"))  # globs see the names that come out
     found: Renames = {}
     drops: set[tuple[Path, str]] = set()
     notes: dict[Note, None] = {}

@@ -18,6 +18,7 @@ TARGETS = {"zip": "torch-zip", "legacy": "torch-legacy", "safetensors": "safeten
 TIED = ("alias", "duplicate", "error")
 SHARD_BYTES = 5_000_000_000
 """What transformers takes where no size is given."""
+_SCALES = "float8_e8m0fnu"  # powers of two alone: no weight survives
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 _FLOATS = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16",
@@ -119,8 +120,8 @@ def parse_dtype(word: str | DType) -> DType:
     """`bfloat16`, `bf16`, `half`, `torch.float16` … Raises UsageError for what is no float."""
     name = word.name if isinstance(word, DType) else str(word).removeprefix("torch.").lower()
     found = DTYPE_ALIASES.get(_FLOATS.get(name, name))
-    if found is None or found.name not in CASTABLE:
-        known = ", ".join(name for name in DTYPES if name in CASTABLE)
+    if found is None or found.name not in CASTABLE or found.name == _SCALES:
+        known = ", ".join(name for name in DTYPES if name in CASTABLE and name != _SCALES)
         raise UsageError(f"'{word}' is no dtype to cast to", hint=f"one of {known}")
     return found
 
