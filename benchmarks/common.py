@@ -93,6 +93,7 @@ def work_folder(given: str | None) -> Iterator[str]:
 def measure(argv: Sequence[str]) -> Cost:
     """Run a command to its end and say what it took."""
     env = {**os.environ, "PYTHONPATH": ROOT}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # installed programs are compiled once
     program = shutil.which(argv[0]) or argv[0]
     quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
     start = time.perf_counter()

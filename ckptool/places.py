@@ -311,18 +311,19 @@ class Folder:
 
     def list(self) -> list[str]:
         """Names of its regular files (links to such included), sorted."""
-        return [*self._names(os.DirEntry.is_file)]
+        return [*self._names(os.path.isfile)]
 
     def folders(self) -> tuple[str, ...]:
         """Names of the folders right inside it (links to such included), sorted."""
-        return self._names(os.DirEntry.is_dir)
+        return self._names(os.path.isdir)
 
-    def _names(self, wanted: Callable[[os.DirEntry[str]], bool]) -> tuple[str, ...]:
+    def _names(self, wanted: Callable[[str], bool]) -> tuple[str, ...]:
         try:
-            with os.scandir(self.path) as entries:
-                return tuple(sorted(entry.name for entry in entries if wanted(entry)))
+            names = sorted(os.listdir(self.path))
         except OSError as error:
-            raise _open_error(self.path, error) from error
+            text, hint = _OPEN_ERRORS.get(error.errno or 0, (str(error.strerror), "check it"))
+            raise SpecialFile(text, path=self.path, hint=hint) from error
+        return tuple(name for name in names if wanted(os.path.join(self.path, name)))
 
     def child(self, name: str) -> Source:
         """Open one of its files.

@@ -60,7 +60,8 @@ class ArrayReader:
         stride = _strides(shape, fortran)
         count = prod(shape)
         pieces = self._pieces(payload, count * dtype.size_bytes, big)
-        storage = Storage(str(node.end), dtype, count, "cpu", pieces) if pieces else None
+        known_bytes = bool(pieces) or not count
+        storage = Storage(str(node.end), dtype, count, "cpu", pieces) if known_bytes else None
         return Tensor("", dtype, shape, stride, 0, storage, None, "ndarray")
 
     def _pieces(self, payload: Any, size: int, big: bool) -> tuple[Piece, ...]:

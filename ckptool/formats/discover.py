@@ -213,7 +213,7 @@ class Discoverer:
                 containers += type(value) not in (*SCALARS, str)
         if not _is_state_dict(
             len(tensors), len(rows), containers, len(named)
-        ) or self._holds_weights(rest, len(tensors)):
+        ) or self._holds_weights(rest, tensors):
             return None
         if all(type(value) not in _NODES for _, value in rest):
             self._leaves.add(id(node))
@@ -222,16 +222,18 @@ class Discoverer:
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
                      tuple((key_text(key), _kind_word(value)) for key, value in rest))  # fmt: skip
 
-    def _holds_weights(self, rows: list[tuple[Any, Any]], count: int) -> bool:
-        """Whether an entry has more of the weights than the `count` tensors beside it, or has
-        any under a name for weights: {state_dict: {…}, best_acc: tensor} is no table itself.
+    def _holds_weights(self, rows: list[tuple[Any, Any]], beside: list[Tensor]) -> bool:
+        """Whether an entry has more of the weights than the tensors `beside` it, or, where none
+        of those is named like a parameter (`fc.weight`), any under a name for weights:
+        {state_dict: {…}, best_acc: tensor} is no table itself.
         """
+        count, plain = len(beside), all("." not in tensor.key for tensor in beside)
         for key, value in rows:
             name = text_of(key) or ""
             if type(value) not in (Box, Obj) or _SKIP.search(name) or name.endswith("_extra_state"):
                 continue
             inside = self._tensors_in(value)
-            if self._is_module(value) or inside > count or (inside and name in _RANK):
+            if self._is_module(value) or inside > count or (inside and plain and name in _RANK):
                 return True
         return False
 

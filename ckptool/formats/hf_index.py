@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckptool.checkpoint import Note
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, PathEscape
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import Folder, is_plain_name
+from ckptool.places import Folder, Source, is_plain_name
 
 _FIELDS = ("metadata", "weight_map")
 
@@ -39,32 +39,31 @@ def read_index(folder: Folder, name: str, limits: Limits = DEFAULT) -> Index:
         path, size = source.name, source.size
         if size > limits.header_bytes:
             raise LimitExceeded("header-bytes", f"an index of {size:,} bytes", path=path)
-        data = source.read(0, size)
-    try:
-        found = _parse(data)
-        files = _weight_map(found, name, limits)
-        total, notes = _said(found)
-    except CkptError as error:
-        error.path = path
-        raise
+        try:
+            found, escaped = _parsed(source)
+            files = _weight_map(found, name, escaped, limits)
+            total, notes = _said(found)
+        except CkptError as error:
+            error.path = path
+            raise
     shards = tuple(dict.fromkeys(files.values()))
     return Index(name, path, size, files, shards, total, notes)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def _parsed(source: Source) -> tuple[dict[str, Any], bool]:
+    """The index, and whether a text in it is spelled with escapes."""
     import json
 
     try:
-        found = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant
-        )
+        text = source.read(0, source.size).decode("utf-8")  # the bytes are not kept beside it
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except RecursionError:
         raise HeaderInvalid("the index is nested too deeply") from None
     except ValueError as error:
         raise HeaderInvalid(f"the index is not JSON: {str(error)[:80]}") from None
     if not isinstance(found, dict):
         raise HeaderInvalid("the index is not a JSON object")
-    return found
+    return found, "\\u" in text
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,7 +81,9 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _weight_map(found: dict[str, Any], own_name: str, limits: Limits) -> dict[str, str]:
+def _weight_map(
+    found: dict[str, Any], own_name: str, escaped: bool, limits: Limits
+) -> dict[str, str]:
     """{key: file name}, every name a plain one. Raises HeaderInvalid, PathEscape, LimitExceeded."""
     files = found.get("weight_map")
     if not isinstance(files, dict) or not files:
@@ -93,7 +94,7 @@ def _weight_map(found: dict[str, Any], own_name: str, limits: Limits) -> dict[st
         if not isinstance(name, str):
             raise HeaderInvalid("the index gives no file name for it", key=key)
     try:
-        "".join(files).encode()
+        "".join(files if escaped else ()).encode()
     except UnicodeEncodeError:
         raise HeaderInvalid("a key of the index has half a surrogate pair: no text") from None
     names = dict.fromkeys(files.values())

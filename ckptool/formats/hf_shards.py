@@ -6,16 +6,18 @@ agree. Must not know: what kind of file a shard is, verbs.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Piece, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
 from ckptool.formats.folders import look
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE, KNOWN
+from ckptool.formats.rows import ALIAS_PLACES, OWN
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
 from ckptool.spans import Address
@@ -46,11 +48,18 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)
-    merger = _Merger(index, limits)
-    for number, name in enumerate(index.shards):
-        with folder.child(name) as source:
-            merger.add(number, name, read_file(source, limits), source.size)
-    return merger.finish(folder.path, notes)
+    was_enabled = gc.isenabled()
+    gc.disable()  # nearly all of this is alive until the command ends; a walked pickle is not
+    try:
+        merger = _Merger(index, limits)
+        for number, name in enumerate(index.shards):
+            with folder.child(name) as source:
+                merger.add(number, name, read_file(source, limits), source.size)
+            gc.collect(0)
+        return merger.finish(folder.path, notes)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note, ...]:
@@ -112,9 +121,9 @@ class _Merger:
         """One shard, read. Raises Unsupported, KeyDuplicate."""
         table = _plain_table(found, name)
         moved = _Moved(number)
-        self.tensors += [moved.tensor(tensor) for tensor in found.tensors]
+        self.tensors += moved.tensors(found.tensors)
         self.storages += [moved.storage(storage) for storage in found.storages]
-        self._tensors([moved.tensor(tensor) for tensor in table.tensors], name)
+        self._tensors(moved.tensors(table.tensors), name)
         for key, kind in table.others:
             if self._is_new(key, name):
                 self.others[key] = (key, kind)
@@ -124,15 +133,16 @@ class _Merger:
         self.beside.add(name, found, table.metadata)
 
     def _tensors(self, tensors: Sequence[Tensor], name: str) -> None:
-        """Listed ones first: a second name of one of them need not be in the index."""
-        listed = [tensor for tensor in tensors if tensor.key in self.index.files]
-        known = {_place(tensor) for tensor in listed}
+        """A second name of a listed one need not be in the index itself."""
+        files = self.index.files
+        known = set()
+        if any(tensor.key not in files for tensor in tensors):
+            known = {_place(tensor) for tensor in tensors if tensor.key in files}
         for tensor in tensors:
-            key = tensor.key
-            if key not in self.index.files and _place(tensor) not in known:
-                self._problem(f"'{key}' is in {name}, the index does not know it")
-            elif self._is_new(key, name):
-                self.rows[key] = tensor
+            if tensor.key not in files and _place(tensor) not in known:
+                self._problem(f"'{tensor.key}' is in {name}, the index does not know it")
+            elif self._is_new(tensor.key, name):
+                self.rows[tensor.key] = tensor
 
     def _is_new(self, key: str, name: str) -> bool:
         """Whether this shard may hold the key; where not, that is a problem."""
@@ -158,7 +168,7 @@ class _Merger:
         if self.problem_count:
             raise self._refusal()
         rows = [self.rows.pop(key) for key in self.index.files if key in self.rows]
-        rows += self.rows.values()
+        rows = self.beside.with_aliases(rows, self.rows)
         table = Table(
             (), tuple(rows), self.beside.layers or None, others=tuple(self.others.values())
         )
@@ -223,21 +233,26 @@ class _Moved:
         self._tensors: dict[int, Tensor] = {}
 
     def storage(self, s: Storage) -> Storage:
-        if id(s) not in self._storages:
-            number = self._number
-            pieces = tuple([piece._replace(source_id=number) for piece in s.pieces])
-            moved = Storage(f"{number}/{s.key}", s.dtype, s.count, s.device, pieces, s.crc)
-            self._storages[id(s)] = moved
-        return self._storages[id(s)]
+        return self._storages.get(id(s)) or self._move_storage(s)
 
-    def tensor(self, t: Tensor) -> Tensor:
-        if id(t) not in self._tensors:
-            storage = None if t.storage is None else self.storage(t.storage)
-            self._tensors[id(t)] = Tensor(
-                t.key, t.dtype, t.shape, t.stride, t.offset, storage, t.requires_grad, t.kind,
-                t.path, t.device, t.class_name,
-            )  # fmt: skip
-        return self._tensors[id(t)]
+    def tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._tensors.get(id(tensor)) or self._move(tensor) for tensor in tensors]
+
+    def _move_storage(self, s: Storage) -> Storage:
+        number = self._number
+        pieces = tuple([Piece(number, p.span, p.encoding, p.region) for p in s.pieces])
+        moved = Storage(f"{number}/{s.key}", s.dtype, s.count, s.device, pieces, s.crc)
+        self._storages[id(s)] = moved
+        return moved
+
+    def _move(self, t: Tensor) -> Tensor:
+        storage = None if t.storage is None else self.storage(t.storage)
+        moved = Tensor(
+            t.key, t.dtype, t.shape, t.stride, t.offset, storage, t.requires_grad, t.kind,
+            t.path, t.device, t.class_name,
+        )  # fmt: skip
+        self._tensors[id(t)] = moved
+        return moved
 
 
 class _Beside:
@@ -274,12 +289,33 @@ class _Beside:
                 text = f"{name} has another '{what}' than the shards before it; the first is kept"
                 self._conflicts.append(Note("shards-differ", text))
 
+    def with_aliases(self, rows: list[Tensor], aliases: Mapping[str, Tensor]) -> list[Tensor]:
+        """The rows, and second names that the index leaves out: where our writer notes that
+        they stood, else at the end.
+        """
+        left = dict(aliases)
+        for key, at in sorted(self._alias_places(), key=lambda row: row[1]):
+            if key in left and 0 <= at <= len(rows):
+                rows.insert(at, left.pop(key))
+        return [*rows, *left.values()]
+
+    def _alias_places(self) -> list[tuple[str, int]]:
+        import json
+
+        try:
+            found = json.loads(self._texts.get(ALIAS_PLACES, "{}"))
+        except (ValueError, RecursionError):  # anybody's text: then it says nothing
+            return []
+        places = found.items() if isinstance(found, dict) else ()
+        return [(key, at) for key, at in places if type(at) is int]
+
     def merged_extras(self) -> tuple[Extra, ...]:
         """All extras; the texts of all safetensors headers as one."""
         extras = tuple(self._extras.values())
         if not self._texts:
             return extras
-        text = ", ".join(f"{key}={value}" for key, value in list(self._texts.items())[:8])
+        shown = [f"{key}={value}" for key, value in self._texts.items() if not key.startswith(OWN)]
+        text = ", ".join(shown[:8])
         return (Extra(_METADATA, "dict", dict(self._texts), text), *extras)
 
     def merged_notes(self) -> tuple[Note, ...]:
@@ -295,13 +331,13 @@ class _Beside:
 
 def _size_notes(index: Index, rows: Sequence[Tensor]) -> tuple[Note, ...]:
     """Writers count tied tensors once or each time; a sum that is neither is mentioned."""
-    if index.total_size is None:
-        return ()
     every = sum(tensor.size_bytes for tensor in rows)
+    if index.total_size in (None, every):
+        return ()
     first = {id(tensor.storage or tensor): tensor for tensor in reversed(rows)}
     once = sum(tensor.size_bytes for tensor in first.values())
     stored = sum(t.storage.size_bytes if t.storage else t.size_bytes for t in first.values())
-    if index.total_size in (every, once, stored):
+    if index.total_size in (once, stored):
         return ()
     text = f"the index says {index.total_size:,} bytes in all, its tensors have {every:,}"
     return (Note("index-total-size", text),)

@@ -8,7 +8,8 @@ overlap stay in one storage. Rule 3: where that cannot be, the tensor is refused
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from math import prod
 from typing import NamedTuple
 
 from ckptool.checkpoint import UNTYPED, DType, Storage, Tensor
@@ -145,8 +146,17 @@ def _numbered(
     return Housing(tuple(homes), places, bare)
 
 
-def _whole(storage: Storage, device: str, label: str) -> Home:
-    return Home(storage, storage.dtype, storage.count, device, None, storage.dtype, label)
+def _whole(storage: Storage, device: str, label: str, element: DType | None = None) -> Home:
+    dtype, length = _counted(storage, storage.size_bytes)
+    return Home(storage, dtype, length, device, None, element or storage.dtype, label)
+
+
+def _counted(storage: Storage, size_bytes: int) -> tuple[DType, int]:
+    """(dtype, length) of a home of the same kind: untyped where torch has no typed storage, as
+    for the uint16 of a .safetensors file.
+    """
+    dtype = storage.dtype if storage.dtype.torch_storage else UNTYPED
+    return dtype, size_bytes // dtype.size_bytes
 
 
 def _groups(users: list[User], whole: Storage | None, device: str, compact: bool) -> list[_Group]:
@@ -156,19 +166,18 @@ def _groups(users: list[User], whole: Storage | None, device: str, compact: bool
     together = leaving and not staying and whole is None
     if together and not (compact and _wasteful(users)) and (group := _cast_whole(users, device)):
         return [group]
-    for user in leaving:
-        _refuse_overlap(user, staying, whole)
+    if leaving:
+        _refuse_torn(users, whole)
     groups = [
         _cluster_home(cluster, device)
-        for target in dict.fromkeys(user.target for user in leaving)
-        for cluster in _clusters([user for user in leaving if user.target is target])
+        for kind in dict.fromkeys(map(_kind, leaving))
+        for cluster in _clusters([user for user in leaving if _kind(user) == kind])
     ]
-    _refuse_torn(leaving)
     if not staying:
         return groups
     if compact and whole is None and (leaving or _wasteful(staying)):
         return groups + [_cluster_home(cluster, device) for cluster in _clusters(staying)]
-    home = _whole(staying[0].storage, device, staying[0].label)
+    home = _whole(staying[0].storage, device, staying[0].label, staying[0].dtype)
     rows = {u.id: (u.tensor.offset, u.tensor.stride or (), u.dtype) for u in staying}
     return [*groups, _Group(home, rows)]
 
@@ -218,23 +227,33 @@ def _cluster_home(users: list[User], device: str) -> _Group:
     extents = [extent_of(user.tensor) for user in users]
     span = Extent(min(e.start for e in extents), max(e.end for e in extents))
     storage = first.storage
-    if len(users) == 1 and _is_sparse(first, span):
-        read = Read(
-            first.dtype, first.tensor.shape or (), first.tensor.stride or (), first.tensor.offset
-        )
+    if len(users) == 1 and (shape := _picked(first, span)) is not None:
+        t = first.tensor
+        read = Read(first.dtype, shape, t.stride or (), t.offset)
+        steps = zip(contiguous(shape), t.stride or (), strict=True)
         home = _rehomed(storage, read, first, device)
-        return _Group(home, {first.id: (0, contiguous(first.tensor.shape or ()), target)})
+        return _Group(home, {first.id: (0, tuple(new if old else 0 for new, old in steps), target)})
     unit = max(user.dtype.size_bytes for user in users)
     start = span.start - span.start % unit
     read = _run(first, start, span.end)
     home = _rehomed(storage, read, first, device)
     if not first.cast and home.size_bytes == storage.size_bytes:
-        home = _whole(storage, device, first.label)
+        home = _whole(storage, device, first.label, first.dtype)
     return _Group(home, {u.id: _shifted(u, start) for u in users})
 
 
-def _is_sparse(user: User, span: Extent) -> bool:
-    return user.tensor.count * user.dtype.size_bytes < span.end - span.start
+def _picked(user: User, span: Extent) -> tuple[int, ...] | None:
+    """What to read of a view with gaps, its elements alone (expanded ones once); None where
+    that saves nothing, or where the view meets itself.
+    """
+    rows = list(zip(user.tensor.shape or (), user.tensor.stride or (), strict=True))
+    shape = tuple(size if step else min(size, 1) for size, step in rows)
+    reach = 1
+    for step, size in sorted((step, size) for size, step in rows if size > 1 and step):
+        if step < reach:
+            return None
+        reach += (size - 1) * step
+    return shape if prod(shape) * user.dtype.size_bytes < span.end - span.start else None
 
 
 def _run(user: User, start: int, end: int) -> Read:
@@ -256,8 +275,8 @@ def _rehomed(storage: Storage, read: Read, user: User, device: str) -> Home:
     count = 1
     for size in read.shape:
         count *= size
-    count = count * read.dtype.size_bytes // storage.dtype.size_bytes
-    return Home(storage, storage.dtype, count, device, read, read.dtype, user.label)
+    dtype, length = _counted(storage, count * read.dtype.size_bytes)
+    return Home(storage, dtype, length, device, read, read.dtype, user.label)
 
 
 def _wasteful(users: list[User]) -> bool:
@@ -265,36 +284,49 @@ def _wasteful(users: list[User]) -> bool:
     needed = 0
     for cluster in _clusters(users):
         extents = [extent_of(user.tensor) for user in cluster]
-        size = max(e.end for e in extents) - min(e.start for e in extents)
-        if len(cluster) == 1:
-            size = min(size, cluster[0].tensor.count * cluster[0].dtype.size_bytes)
+        span = Extent(min(e.start for e in extents), max(e.end for e in extents))
+        picked = _picked(cluster[0], span) if len(cluster) == 1 else None
+        size = span.end - span.start
+        if picked is not None:
+            size = prod(picked) * cluster[0].dtype.size_bytes
         needed += size
     return needed < users[0].storage.size_bytes
 
 
 # -- refusals ----------------------------------------------------------------------------------
-def _refuse_overlap(user: User, others: Collection[User], whole: Storage | None) -> None:
-    if whole is not None and user.tensor.count:
-        raise Unsupported(
-            "its storage is used as a whole by something that is not cast", key=user.label,
-            hint="leave it as it is with --keep-dtype",
-        )  # fmt: skip
-    for other in others:
-        if elements_overlap(user.tensor, other.tensor):
+def _kind(user: User) -> tuple[DType, DType | None]:
+    return user.dtype, user.target if user.cast else None
+
+
+def _refuse_torn(users: list[User], whole: Storage | None) -> None:
+    """A cast takes along all who share its elements, as one type, or it is none."""
+    rows = sorted(((extent_of(u.tensor), u) for u in users if u.tensor.count), key=_start)
+    near: list[tuple[Extent, User]] = []
+    for row in rows:
+        extent, user = row
+        if whole is not None and user.cast:
             raise Unsupported(
-                f"it shares elements with '{other.label}', which is not cast", key=user.label,
-                hint="cast both, or leave both as they are with --keep-dtype",
+                "its storage is used as a whole by something that is not cast", key=user.label,
+                hint="leave it as it is with --keep-dtype",
             )  # fmt: skip
+        near = [other for other in near if other[0].end > extent.start]
+        for _, other in near:
+            if _kind(user) != _kind(other) and elements_overlap(user.tensor, other.tensor):
+                _refuse_pair(user, other)
+        near.append(row)
 
 
-def _refuse_torn(leaving: list[User]) -> None:
-    """Two casts of overlapping elements must be one cast."""
-    for cluster in _clusters(leaving):
-        first = cluster[0]
-        for user in cluster[1:]:
-            torn = user.target is not first.target and elements_overlap(first.tensor, user.tensor)
-            if torn or user.dtype is not first.dtype:
-                raise Unsupported(
-                    f"it shares elements with '{first.label}', which has another dtype",
-                    key=user.label, hint="leave both as they are with --keep-dtype",
-                )  # fmt: skip
+def _start(row: tuple[Extent, User]) -> Extent:
+    return row[0]
+
+
+def _refuse_pair(one: User, two: User) -> None:
+    """Two that share elements and would part; two that stay as they are do not."""
+    if not (one.cast or two.cast):
+        return
+    first, second = (one, two) if one.cast else (two, one)
+    what, both = ("has another dtype", "") if second.cast else ("is not cast", "cast both, or ")
+    raise Unsupported(
+        f"it shares elements with '{second.label}', which {what}", key=first.label,
+        hint=f"{both}leave both as they are with --keep-dtype",
+    )  # fmt: skip

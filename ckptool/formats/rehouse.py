@@ -65,11 +65,17 @@ class Rehousing:
         self.root: Any = None
         self.fresh: bytes | None = None
         self.housing = Housing((), {}, {})
-        self.tables = [t for t in checkpoint.tables if t.kind != "tensors"]
+        self.tables = [t for t in checkpoint.tables if t.kind != "tensors" and self._stays(t)]
         self.modules = {} if changes.keep_object else {
             id(self.owner(t)): t for t in self.tables if t.kind == "module"
         }  # fmt: skip
         self.rows: dict[Path, list[Row]] = {}
+
+    def _stays(self, table: Table) -> bool:
+        """Whether it comes out: inside what is selected, in no entry that is dropped."""
+        select = self.changes.select or ()
+        dropped = bool(table.path) and table.path[0] in self.changes.entries
+        return table.path[: len(select)] == select and (bool(select) or not dropped)
 
     @property
     def generated(self) -> set[int]:
@@ -98,11 +104,9 @@ class Rehousing:
 
     def expected(self) -> list[Expected]:
         """What the output must hold, of everything that could be told beforehand."""
-        select, found = self.changes.select, []
+        found, above = [], len(self.changes.select or ())
         for table in self.tables:
-            if select is not None and table.path != select:
-                continue
-            path = () if select is not None else table.path
+            path = table.path[above:]
             found += [self._expected(row, (*path, _name(row))) for row in self.rows_of(table)]
         return found
 
@@ -142,6 +146,7 @@ def rehouse(work: Rehousing) -> Housing:
     _refuse_nested(work)
     nodes = list(live_nodes(root, cuts, leaves, stray))
     refs = [ref for node in nodes for ref in _refs(work, node, wanted, arrays)]
+    refs += _of_two_types(work, refs)
     housing = work.housing = house(refs, dict(work.changes.devices), work.changes.compact)
     _count_tags(work, housing)
     for node in nodes:
@@ -233,6 +238,19 @@ def _refs(
         assert tensor is not None
         target, label = wanted.get(id(node), (None, tensor.key))
         yield User(id(node), tensor, target, label)
+
+
+def _of_two_types(work: Rehousing, refs: list[User | Storage]) -> list[Storage]:
+    """Storages that go by two types: torch takes the first it meets for all of them, so they
+    stay whole. Raises Unsupported for a cast of one.
+    """
+    mixed = set(work.handle.reader.two_dtypes)
+    users = [ref for ref in refs if isinstance(ref, User) and ref.storage.key in mixed]
+    for user in users:
+        if user.cast:
+            raise Unsupported("its storage is used with another dtype too", key=user.label,
+                              hint="leave it as it is with --keep-dtype")  # fmt: skip
+    return [user.storage for user in users]
 
 
 def _row_user(row: Row, place: int) -> User:

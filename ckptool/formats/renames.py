@@ -11,7 +11,7 @@ from typing import Any
 from ckptool.checkpoint import Changes, Checkpoint, Path
 from ckptool.errors import Unsupported
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.dicts import dict_items, is_optimizer, state_items
+from ckptool.formats.dicts import dict_items, is_optimizer, key_text, state_items
 from ckptool.layer_versions import metadata_renames
 from ckptool.pickles.nodes import Box, Obj, Tup, children, elements, items_of, text_of
 from ckptool.pickles.splice import Edits
@@ -55,13 +55,14 @@ def _edit_table(owner: Any, renames: Mapping[str, str], dropped: set[str], edits
         raise Unsupported("keys of this kind of table cannot be edited in place")
     closes = _closers(owner) if dropped else {}
     for key, _, start, _, end in rows:
-        text = text_of(key)
-        if text is None:
-            continue  # a number is no empty name
-        if text in dropped:
+        name = key_text(key)
+        if name in dropped:
             edits.deletions.append(_item_span(owner, start, end, closes))
-        elif text in renames:
-            edits.strings[start] = renames[text]
+        elif name in renames and text_of(key) is None:
+            raise Unsupported("a key that is no text cannot be renamed", key=name,
+                              hint="leave it out with --drop, or name the others with --rename")  # fmt: skip
+        elif name in renames:
+            edits.strings[start] = renames[name]
     if renames:
         keys = [text_of(row[0]) or "" for row in rows]
         _rename_metadata(owner, renames, [key for key in keys if key not in dropped], edits)

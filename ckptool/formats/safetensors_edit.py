@@ -16,7 +16,7 @@ from ckptool.checkpoint import Changes, Checkpoint, DType, Table
 from ckptool.errors import LimitExceeded, OutputError, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.contents import Filler
-from ckptool.formats.dicts import dict_items, state_items
+from ckptool.formats.dicts import dict_items, key_text, state_items
 from ckptool.formats.expressions import KEPT_METADATA
 from ckptool.formats.homes import Read
 from ckptool.formats.judge import CODE
@@ -83,11 +83,10 @@ def select_rows(
     table = chosen_table(checkpoint, changes)
     if table.duplicate_keys:
         raise Unsupported("the state_dict sets a key more than once", key=table.duplicate_keys[0])
-    _refuse_odd_keys(checkpoint, table)
-    _refuse_odd_owner(checkpoint, table)
+    _refuse_odd_keys(checkpoint, table, changes)
+    _refuse_odd_owner(checkpoint, table, changes)
     rows = rows_of(checkpoint, table, changes)
-    for row in rows:
-        check_row(row)
+    _refuse_rows(rows)
     kept, aliases, doubled = _untie(rows, changes.tied)
     places = {row.key: at for at, row in enumerate(rows) if row.key in aliases}
     return kept, aliases, Exported((tuple(kept),), aliases, places, doubled)
@@ -105,17 +104,17 @@ def inline_of(checkpoint: Checkpoint) -> Any:
 
 
 # -- what can be held --------------------------------------------------------------------------
-def _refuse_odd_keys(checkpoint: Checkpoint, table: Table) -> None:
+def _refuse_odd_keys(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:
     """A number as a key would come back as text."""
     if not isinstance(checkpoint.handle, PickleHandle) or table.kind != "state_dict":
         return
-    names = {tensor.key for tensor in table.tensors}
+    names = {t.key for t in table.tensors if (table.path, t.key) not in changes.drops}
     for key, *_ in dict_items(checkpoint.handle.found.owners.get(table.path)) or ():
-        if text_of(key) is None and str(key) in names | {repr(key)}:
-            raise Unsupported("a key that is no text", key=str(key), hint=_LEAVE)
+        if text_of(key) is None and key_text(key) in names:
+            raise Unsupported("a key that is no text", key=key_text(key), hint=_LEAVE)
 
 
-def _refuse_odd_owner(checkpoint: Checkpoint, table: Table) -> None:
+def _refuse_odd_owner(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:
     """Tensors come out of a file that could run code, but not of a dict that such a call makes;
     a storage of two typed dtypes holds numbers of only one.
     """
@@ -127,37 +126,49 @@ def _refuse_odd_owner(checkpoint: Checkpoint, table: Table) -> None:
             raise UnsafePickle(f"the state_dict itself is made by a call that could run code: {row.name}",
                                member=row.member, offset=row.offset)  # fmt: skip
     doubled = set(checkpoint.handle.reader.two_dtypes)
-    for tensor in table.tensors:
-        if tensor.storage is not None and tensor.storage.key in doubled:
+    for tensor in table.tensors if doubled else ():
+        stays = (table.path, tensor.key) not in changes.drops
+        if stays and tensor.storage is not None and tensor.storage.key in doubled:
             raise Unsupported(
                 "its storage is used with another dtype too", key=tensor.key, hint=_LEAVE
             )
 
 
-def check_row(row: Row) -> None:
-    """Raise Unsupported unless safetensors can hold this tensor under this name."""
-    t, dtype = row.tensor, dtype_of(row)
+def _refuse_rows(rows: list[Row]) -> None:
+    """Raise Unsupported, naming every tensor that safetensors cannot hold, each with why."""
+    found = [(row.key, why) for row in rows if (why := _why_not(row)) is not None]
+    if not found:
+        return
+    if len(found) == 1:
+        raise Unsupported(
+            f"{found[0][1]}: .safetensors cannot hold it", key=found[0][0], hint=_LEAVE
+        )
+    listed = "; ".join(f"'{key}': {why}" for key, why in found[:5])
+    more = f"; and {len(found) - 5:,} more" if len(found) > 5 else ""
+    text = f".safetensors cannot hold {len(found):,} of the tensors: {listed}{more}"
+    raise Unsupported(text, hint=_LEAVE)
+
+
+def _why_not(row: Row) -> str | None:
+    """Why safetensors cannot hold this tensor under this name; None when it can."""
+    t = row.tensor
     try:
         row.key.encode("utf-8")
     except UnicodeEncodeError:
-        raise Unsupported("a key that is no Unicode text", key=row.key, hint=_LEAVE) from None
+        return "a key that is no Unicode text"
     if row.key == "__metadata__" or row.key.startswith(OWN):
-        raise Unsupported("a key that .safetensors keeps for itself", key=row.key, hint=_LEAVE)
+        return "a key that the format keeps for itself"
     if t.kind not in _DENSE or t.storage is None or t.dtype is None or t.shape is None:
-        raise Unsupported(
-            f"a {t.kind} tensor, which .safetensors cannot hold", key=row.key, hint=_LEAVE
-        )
+        return f"a {t.kind} tensor"
+    dtype = dtype_of(row)
     if dtype.safetensors is None:
-        raise Unsupported(
-            f"dtype {dtype.name}, which .safetensors cannot hold", key=row.key, hint=_LEAVE
-        )
+        return f"dtype {dtype.name}"
     if dtype.safetensors == "F4" and not (t.shape and is_contiguous(t)):
-        raise Unsupported("packed 4-bit numbers that are no plain run", key=row.key, hint=_LEAVE)
+        return "packed 4-bit numbers that are no plain run"
     if t.size_bytes > max(t.storage.size_bytes, _SMALL_VIEW):
-        raise Unsupported(
-            f"a view of {t.count:,} elements over {t.storage.size_bytes:,} bytes: written out it"
-            f" would have {t.size_bytes:,}", key=row.key, hint=_LEAVE,
-        )  # fmt: skip
+        held = f"a view of {t.count:,} elements over {t.storage.size_bytes:,} bytes"
+        return f"{held}, {t.size_bytes:,} when written out"
+    return None
 
 
 def dtype_of(row: Row) -> DType:

@@ -7,6 +7,7 @@ object stay two names of one object). It costs about one more walk.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ckptool.errors import PickleInvalid
@@ -31,6 +32,10 @@ from ckptool.pickles.splice import Edits
 _NODES = frozenset((Tup, Box, Obj, Pers))
 _FN_FIRST = frozenset((REDUCE, NEWOBJ, NEWOBJ_EX))
 _BYTES = frozenset((0x43, 0x42, 0x8E))
+_SPELLED = frozenset(("_codecs.encode", "__builtin__.bytearray", "__builtin__.set"))
+_EXACT = frozenset(
+    (int, str, bool, tuple, type(None))
+)  # equal means the same (floats: 0.0 == -0.0)
 
 
 def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> None:
@@ -41,25 +46,33 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> N
     nothing is written.
     """
     changed = (dict(edits.deletions), edits.dropped, edits.inserts)
+    strings, values = edits.strings, edits.values
+    whole = not (edits.dropped or edits.inserts)
     twins: dict[int, Any] = {}
     owners: dict[int, Any] = {}
     stack: list[tuple[Any, Any, int]] = [(old.root if root is None else root, new.root, -1)]
     while stack:
         a, b, start = stack.pop()
-        if _is_replaced(a, start, edits.values) or twins.get(id(a), twins) is b:
+        kind = type(a)
+        if kind in _EXACT and kind is type(b) and a == b and start not in strings:
             continue
-        if start in edits.strings and type(a) in (str, Raw):
-            _same_text(edits.strings[start], a, b, start)
+        if start in values and getattr(a, "end", -1) < values[start][0]:
+            continue  # the value edited there is this one, not the first thing inside it
+        if twins.get(id(a), twins) is b:
+            continue
+        if kind is type(b) and (whole or kind is not Tup) and (inside := _inside(a, b)):
+            _pair(a, b, start, twins, owners)
+            stack.extend(inside)
+            continue
+        if start in strings and kind in (str, Raw):
+            _same_text(strings[start], a, b, start)
             continue
         plain, spelled = _plain(a), _plain(b)
-        if edits.decoded and type(a) is Raw and _is_decoded(a, spelled):
+        if edits.decoded and kind is Raw and _is_decoded(a, spelled):
             continue
         if _has_identity(plain):
-            if id(a) in twins or id(b) in owners:
-                raise _differs(start)
-            twins[id(a)] = b
-            owners[id(b)] = a
-        elif type(plain) is Raw or (type(plain) is str and len(plain) > 64):
+            _pair(a, b, start, twins, owners)
+        elif type(plain) in (Raw, Global) or (type(plain) is str and len(plain) > 64):
             twins[id(a)] = b  # one that is fetched a million times is compared once
         if type(plain) in _NODES:
             _same_shape(a, b, changed, start, stack)
@@ -67,14 +80,33 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> N
             _same_scalar(plain, spelled, start)
 
 
+def _inside(a: Any, b: Any) -> Iterable[tuple[Any, Any, int]] | None:
+    """What the most frequent nodes, of one kind, hold side by side (checkpoints have little
+    else); None where it takes a closer look.
+    """
+    kind = type(a)
+    if kind is Tup and len(a.items) == len(b.items):
+        return zip(a.items, b.items, a.starts, strict=True)
+    if kind is Pers:
+        return ((a.pid, b.pid, a.start),)
+    if kind is not Obj or a.op != REDUCE or b.op != REDUCE or a.batches or b.batches:
+        return None
+    if a.state or b.state or type(a.fn) is not Global or a.fn.full in _SPELLED:
+        return None
+    return (a.fn, b.fn, a.start), (a.args, b.args, a.args_start)
+
+
+def _pair(a: Any, b: Any, start: int, twins: dict[int, Any], owners: dict[int, Any]) -> None:
+    """Each has the other and no third: two names of one object stay two names of one."""
+    if id(a) in twins or id(b) in owners:
+        raise _differs(start)
+    twins[id(a)] = b
+    owners[id(b)] = a
+
+
 def _is_decoded(old: Raw, new: Any) -> bool:
     """Whether `new` is what stands for a byte string of Python 2."""
     return text_of(old) == new if type(new) is str else old.value == getattr(new, "value", None)
-
-
-def _is_replaced(node: Any, start: int, values: dict[int, tuple[int, bytes]]) -> bool:
-    """Whether the value edited at `start` is this node, not the first thing inside it."""
-    return start in values and getattr(node, "end", -1) < values[start][0]
 
 
 def _has_identity(node: Any) -> bool:
@@ -199,6 +231,9 @@ def _members(node: Any, cut: dict[int, int]) -> list[tuple[Any, int]]:
         first = node.start if node.op in _FN_FIRST else -1
         found += [(node.fn, first), (node.args, node.args_start), (node.kwargs, -1)]
     for batch in node.batches or ():
+        if not cut:
+            found.extend(zip(batch.items, batch.starts, strict=True))
+            continue
         step = 2 if batch.op in PAIR_OPS else 1
         for i in range(0, len(batch.items), step):
             if batch.starts[i] not in cut:

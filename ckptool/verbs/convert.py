@@ -76,6 +76,8 @@ def _beside(path: str, request: Request) -> str:
     if not request.changes_something and request.target is None:
         text = "nothing to do: no device, no key rule and no output is given"
         raise UsageError(text, hint="--to-cpu is the usual one")
+    if request.device is None and request.dry_run:
+        return f"OUT{os.path.splitext(path)[1]}"
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
     if is_folder(path) or path.endswith(".index.json"):
@@ -159,7 +161,9 @@ def conversion(
     for dtype in changes.dtypes.values():
         dtypes[dtype.name] = dtypes.get(dtype.name, 0) + 1
     return Conversion(
-        input=path, output=output, outputs=done.outputs or _planned_outputs(plan, output, request),
+        input=path, output=output, outputs=_extras_last(
+            done.outputs or _planned_outputs(plan, output, request), request
+        ),
         renames=decision.renames, dropped=decision.dropped,
         devices=dict(list(retagged)),
         device_counts={f"{old} -> {new}": n for (old, new), n in retagged.items()},
@@ -170,6 +174,12 @@ def conversion(
         rename_summary=rename_words(request, bool(decision.renames)), dtypes=dtypes,
         size_before=checkpoint.size_bytes,
     )  # fmt: skip
+
+
+def _extras_last(
+    outputs: tuple[tuple[str, int], ...], request: Request
+) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(outputs, key=lambda row: row[0] == request.extras))
 
 
 def _planned_outputs(plan: Plan, output: str, request: Request) -> tuple[tuple[str, int], ...]:

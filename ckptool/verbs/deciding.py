@@ -38,7 +38,9 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
     select = _selected(checkpoint, request, target)
     tables = _tables(checkpoint, request, select)
     entries = _entries(checkpoint, request)
-    renames, drops, notes = _names(checkpoint, tables, request)
+    named = [t for t in tables if t.kind != "tensors" or target in _ONE_TABLE]
+    rooted = _rooted(checkpoint, entries)
+    renames, drops, notes = _names(checkpoint, named, request, rooted)
     devices: dict[str, str] = {}
     arguments: dict[str, str] = {}
     if target not in _ONE_TABLE:
@@ -48,9 +50,10 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
         raise RuleMatchesNothing(
             f"no storage is tagged {tags}; nothing written", path=checkpoint.file
         )
-    dtypes, said = _dtypes(checkpoint, tables, request, renames, drops)
+    dtypes, said = _dtypes(checkpoint, named, request, renames, drops | rooted)
     changes = Changes(
-        renames, devices, arguments, request.keep_unknown, drops, dtypes, frozenset(entries),
+        renames, devices, arguments, request.keep_unknown, drops | rooted, dtypes,
+        frozenset(entries) - {key for _, key in rooted},
         select.path if select is not None and _leaves(checkpoint, select) else None,
         request.compact, request.tied, request.keep_object, request.check,
     )  # fmt: skip
@@ -66,17 +69,26 @@ def _in_order(table: Table, drops: frozenset[tuple[Path, str]]) -> list[str]:
 # -- which part --------------------------------------------------------------------------------
 def _selected(checkpoint: Checkpoint, request: Request, target: str) -> Table | None:
     """The one table that comes out; None: the file stays whole."""
-    if request.select is not None:
-        return table_at(checkpoint, request.select)
-    if target not in _ONE_TABLE:
+    if request.select is None and target not in _ONE_TABLE:
         return None
-    if len(request.at) > 1:
+    if request.select is None and len(request.at) > 1:
         raise UsageError(f"one {target} file holds one state_dict: give --at once")
-    if request.at:
-        return table_at(checkpoint, request.at[0])
-    if checkpoint.weights is not None:
-        return checkpoint.tables[checkpoint.weights]
-    return checkpoint.tables[0] if checkpoint.tables else None
+    asked = request.select if request.select is not None else next(iter(request.at), None)
+    if asked is not None:
+        table = table_at(checkpoint, asked)
+        if _is_gone(table, request):
+            raise UsageError(f"the state_dict at '{asked}' is dropped with its entry")
+        return table
+    left = [table for table in checkpoint.tables if not _is_gone(table, request)]
+    if checkpoint.tables and not left:
+        raise UsageError("every state_dict is dropped with its entry: nothing to write")
+    best = None if checkpoint.weights is None else checkpoint.tables[checkpoint.weights]
+    return best if best in left else left[0] if left else None
+
+
+def _is_gone(table: Table, request: Request) -> bool:
+    """Whether its top-level entry is dropped."""
+    return bool(table.path) and table.path[0] in request.entries
 
 
 def _leaves(checkpoint: Checkpoint, select: Table) -> bool:
@@ -91,21 +103,21 @@ def _tables(checkpoint: Checkpoint, request: Request, select: Table | None) -> l
         if request.at and select not in tables:
             raise UsageError("--at and --select name different parts of the file")
         tables = [select]
-    gone = set(request.entries)
-    return [table for table in tables if not (table.path and table.path[0] in gone)]
+    return [table for table in tables if not _is_gone(table, request)]
 
 
 def top_level(checkpoint: Checkpoint) -> list[str]:
     """Names of the entries of the outermost dict, in no promised order."""
     names: dict[str, None] = {}
     for table in checkpoint.tables:
-        if table.path:
-            names[str(table.path[0])] = None
+        if table.path and isinstance(table.path[0], str):
+            names[table.path[0]] = None
         elif table.kind == "state_dict":
             names.update(
                 dict.fromkeys([*(t.key for t in table.tensors), *(k for k, _ in table.others)])
             )
-    names.update(dict.fromkeys(str(extra.path[0]) for extra in checkpoint.extras if extra.path))
+    firsts = [extra.path[0] for extra in checkpoint.extras if extra.path]
+    names.update(dict.fromkeys(name for name in firsts if isinstance(name, str)))
     return list(names)
 
 
@@ -122,13 +134,20 @@ def _entries(checkpoint: Checkpoint, request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys(request.entries))
 
 
+def _rooted(checkpoint: Checkpoint, entries: tuple[str, ...]) -> frozenset[tuple[Path, str]]:
+    """Entries that are tensors of a state_dict at the root."""
+    gone = set(entries)
+    tables = [t for t in checkpoint.tables if not t.path and t.kind == "state_dict"]
+    return frozenset(((), t.key) for table in tables for t in table.tensors if t.key in gone)
+
+
 # -- names -------------------------------------------------------------------------------------
 Renames = dict[tuple[Path, str], str]
 Drops = frozenset[tuple[Path, str]]
 
 
 def _names(
-    checkpoint: Checkpoint, tables: Sequence[Table], request: Request
+    checkpoint: Checkpoint, tables: Sequence[Table], request: Request, gone: Drops
 ) -> tuple[Renames, Drops, tuple[Note, ...]]:
     rules = list(request.rules)
     renaming = any(rule.name not in ("only", "drop") for rule in rules)
@@ -138,8 +157,13 @@ def _names(
     drops: set[tuple[Path, str]] = set()
     notes: dict[Note, None] = {}
     idle = set(rules)
-    for table in (table for table in tables if table.kind != "tensors"):
-        outcome = apply(rules, [t.key for t in table.tensors], [k for k, _ in table.others])
+    for table in tables:
+        others = () if table.path else request.entries
+        outcome = apply(
+            rules,
+            [t.key for t in table.tensors if (table.path, t.key) not in gone],
+            [key for key, _ in table.others if key not in others],
+        )
         found.update({(table.path, key): new for key, new in outcome.renames.items()})
         drops.update((table.path, key) for key in outcome.drops)
         for remark in outcome.notes:
@@ -190,7 +214,7 @@ def _dtypes(
     found: Dtypes = {}
     odd: list[str] = []
     matched: set[str] = set()
-    for table in (table for table in tables if table.kind != "tensors"):
+    for table in tables:
         for t in table.tensors:
             place = (table.path, t.key)
             if place in drops or t.dtype is None or t.dtype.kind != "float":

@@ -27,20 +27,33 @@ def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple
     if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
         return ()
     table = chosen_table(checkpoint, changes)
+    nested = nested_entries(checkpoint, changes, target)
     names: dict[str, None] = {}
     for other in checkpoint.tables:
         if other.path[: len(table.path)] != table.path:
             names[path_name(other.path)] = None
     for extra in checkpoint.extras:
-        if extra.path != table.path:
+        if extra.path != table.path and path_name(extra.path) not in nested:
             names[path_name(extra.path)] = None
     if target in _ONE_TABLE:
-        nested = {
-            str(row.tensor.path[len(table.path)]) for row in nested_rows(checkpoint, table, changes)
-        }
-        inside = [key for key, _ in table.others if key not in nested]
-        names.update(dict.fromkeys(path_name((*table.path, key)) for key in inside))
+        inside = [path_name((*table.path, key)) for key, _ in table.others]
+        names.update(dict.fromkeys(name for name in inside if name not in nested))
     return tuple(name for name in names if name.partition(".")[0] not in changes.entries)
+
+
+def nested_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> dict[str, int]:
+    """{entry of the state_dict that is no tensor: how many tensors inside it come out}."""
+    found: dict[str, int] = {}
+    if target not in _ONE_TABLE or not checkpoint.tables:
+        return found
+    table = chosen_table(checkpoint, changes)
+    tensors = [row.tensor for row in nested_rows(checkpoint, table, changes)]
+    if table.kind == "tensors":  # no state_dict: tensors from anywhere
+        tensors += [t for t in table.tensors if len(t.path) > len(table.path) + 1]
+    for tensor in tensors:
+        name = path_name(tensor.path[: len(table.path) + 1])
+        found[name] = found.get(name, 0) + 1
+    return found
 
 
 def _is_root_module(checkpoint: Checkpoint) -> bool:
@@ -80,6 +93,11 @@ def result_notes(
     notes = [note for note in checkpoint.notes if note.slug not in _NOT_AGAIN]
     notes += _unchanged(checkpoint, request, decision, made, target)
     notes += _container(checkpoint, made, target, request)
+    nested = nested_entries(checkpoint, decision.changes, target)
+    if nested:
+        listed = ", ".join(f"{name} ({n:,})" for name, n in list(nested.items())[:4])
+        text = f"tensors inside other entries come out under dotted names: {listed}"
+        notes.append(Note("nested-tensors", text))
     notes += _protocol(made)
     notes += _ties(made)
     notes += _classes(checkpoint, target)
