@@ -120,7 +120,8 @@ class Storage:
 class Tensor:
     """One tensor. `shape` and `stride` count elements, `offset` is in elements from the start
     of the storage. `kind` is tensor, parameter, quantized, sparse, nested, meta,
-    uninitialized, subclass, conj, neg or storage. `path` is its place in the file.
+    uninitialized, subclass, conj, neg, storage or foreign (what a module keeps in a way of
+    its own). `path` is its place in the file.
     """
 
     key: str

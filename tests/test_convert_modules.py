@@ -8,7 +8,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from container_support import Tied, convert, promise_kept, same_weights, st_loaded, ties
-from fixtures.make_fixtures import Net, absent, filled, save, user_net
+from fixtures.make_fixtures import filled, save, user_net
 from torch import nn
 from verbs_support import (
     FIXTURES,
@@ -124,19 +124,25 @@ def test_one_object_under_two_names_stays_one(tmp_path):
     net = body()
     torch.save({"model": net, "epoch": 1, "ema": net}, tmp_path / "net.pth")
     convert(tmp_path / "net.pth", tmp_path / "o.pth")
-    convert(tmp_path / "net.pth", tmp_path / "p.pth", drop_entry="model")
+    convert(tmp_path / "net.pth", tmp_path / "p.pth", drop_entry="ema")
+    convert(tmp_path / "net.pth", tmp_path / "q.pth", drop_entry=["model", "ema"])
 
     after = promise_kept(tmp_path / "o.pth")
     assert after["model"] is after["ema"]
     same_weights(state(net), after["ema"])
     alone = promise_kept(tmp_path / "p.pth")
-    assert list(alone) == ["epoch", "ema"]
-    same_weights(state(net), alone["ema"])
+    assert list(alone) == ["model", "epoch"]
+    same_weights(state(net), alone["model"])
+    assert load(tmp_path / "q.pth") == {"epoch": 1}
+    with pytest.raises(Unsupported, match="one object with another entry"):
+        convert(tmp_path / "net.pth", tmp_path / "r.pth", drop_entry="model")
 
 
-def test_a_module_and_a_part_of_it(tmp_path):
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_module_and_a_part_of_it(turned, tmp_path):
     net = body()
     obj = {"net": net, "head": net.fc, "bn": net.bn.state_dict(), "w": net.fc.weight}
+    obj = dict(reversed(obj.items())) if turned else obj
     torch.save(obj, tmp_path / "net.pth")
     convert(tmp_path / "net.pth", tmp_path / "o.pth")
 
@@ -243,12 +249,15 @@ def test_keep_object_retags_the_model(target, options, tmp_path):
     net = body()
     net.device = "cuda:0"
     save({"net": net, "epoch": 1}, tmp_path / "net.pth", "cuda:0", **options)
-    done = convert(tmp_path / "net.pth", tmp_path / "o.pth", to_cpu=True, keep_object=True, to=target)
+    done = convert(
+        tmp_path / "net.pth", tmp_path / "o.pth", to_cpu=True, keep_object=True, to=target
+    )
 
     after = load(tmp_path / "o.pth", map_location=None)
     assert type(after["net"]) is nn.Sequential
-    assert torch.equal(after["net"].eval()(torch.ones(1, 1, 4, 4)), net.eval()(torch.ones(1, 1, 4, 4)))  # fmt: skip
     assert_same(load(tmp_path / "net.pth"), after)
+    image = torch.ones(1, 1, 4, 4)
+    assert torch.equal(after["net"].eval()(image), net.eval()(image))
     assert set(devices(tmp_path / "o.pth").values()) == {"cpu"}
     assert [text for _, text in done.mentions] == ["cuda:0"]
     assert "whole-model" not in notes(done)
@@ -284,9 +293,6 @@ def test_keep_object_refuses_data_parallel(tmp_path):
         with pytest.raises(Unsupported, match="DataParallel"):
             convert(tmp_path / "net.pth", tmp_path / "o.pth", to_cpu=True, keep_object=True)
         left_alone(tmp_path, "net.pth")
-
-
-INSIDE = [nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))]
 
 
 def test_keep_object_refuses_data_parallel_inside(tmp_path):

@@ -304,6 +304,16 @@ def test_the_cache_of_hugging_face(tmp_path):
     refusal(snapshot, PathEscape)
 
 
+def test_no_other_folder_may_link_to_blobs(tmp_path):
+    blobs, snapshot = tmp_path / "net" / "blobs", tmp_path / "net" / "snapshots" / "abc123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    save_shards(blobs, net(), count=2)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    refusal(snapshot, PathEscape)
+
+
 # --- index and shards that disagree ----------------------------------------------------------
 
 
@@ -628,6 +638,15 @@ def test_texts_that_are_no_index(whole, text):
     assert error.slug == "header-invalid"
     assert error.path == str(whole / INDEX["safetensors"])
     assert len(error.text) < 200
+
+
+def test_half_a_surrogate_as_a_key_is_not_looked_for(whole):
+    spoil(whole, '{"weight_map": {"a": "x.safetensors", "\\ud83d": "x.safetensors"}}')
+    assert "half a surrogate pair" in refusal(whole).text
+    key = "\U0001f600"
+    save_file({key: torch.ones(1)}, whole / "x.safetensors")
+    spoil(whole, '{"weight_map": {"\\ud83d\\ude00": "x.safetensors"}}')
+    assert_holds(read_folder(whole), {key: torch.ones(1)})
 
 
 def test_half_a_surrogate_as_a_file_name(whole):

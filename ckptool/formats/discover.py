@@ -69,6 +69,7 @@ class Discoverer:
         self.seen: set[int] = set()
         self._counts: dict[int, int] = {}
         self._leaves: set[int] = set()  # tables that hold tensors and plain values alone
+        self._owned: set[int] = set()  # what is a table
         self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
 
@@ -79,7 +80,7 @@ class Discoverer:
             node, path, wanted = stack.pop()
             if type(node) not in _NODES or id(node) in self.seen:
                 if type(node) is Obj:
-                    self._again(node, path)
+                    self._again(node, path, wanted)
                 continue
             self.seen.add(id(node))
             if len(path) > self.limits.nesting:
@@ -117,10 +118,14 @@ class Discoverer:
         placed = self.placed.pop((path, node_id), None)
         return placed or named(tensor, str(path[-1]) if path else "", path)
 
-    def _again(self, node: Obj, path: Path) -> None:
-        """A tensor object met a second time is a second name of it."""
+    def _again(self, node: Obj, path: Path, wanted: bool) -> None:
+        """A tensor object met a second time is a second name of it; a module met first inside
+        another is a table of its own.
+        """
         if self.reader.tensor(node) is not None:
             self._tensor(node, path)
+        elif wanted and self._is_module(node) and id(node) not in self._owned:
+            self._table(node, None, path)
 
     def _array(self, node: Any) -> Tensor | None:
         return self.arrays(node) if self.arrays is not None else None
@@ -195,6 +200,7 @@ class Discoverer:
         if table is not None and path not in self.found.owners:
             self.found.tables.append(table)
             self.found.owners[path] = node
+            self._owned.add(id(node))
 
     def _dict_table(self, node: Any, rows: Rows | None, path: Path) -> Table | None:
         if not rows:
@@ -279,6 +285,8 @@ class Discoverer:
         while stack:
             module, prefix, above = stack.pop()
             parts = self.module_attributes(module) if type(module) is Obj else None
+            if parts is None and type(module) is Obj:
+                yield _foreign(prefix[:-1], path)  # as a quantized Conv2d, which has a tuple
             if parts is None or id(module) in above:
                 continue
             again += id(module) in seen
@@ -293,13 +301,26 @@ class Discoverer:
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
                     tensor = self._member(value, path, prefix + key_text(key))
+                    if tensor is None and type(value) is Obj:
+                        tensor = _foreign(prefix + key_text(key), path)
                     if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
                         yield tensor
+            yield from (_foreign(prefix + name, path) for name in self._packed(module, parts))
             below = [
                 (value, f"{prefix}{key_text(key)}.", above)
                 for key, value, *_ in dict_items(parts.get("_modules")) or ()
             ]
             stack.extend(reversed(below))
+
+    def _packed(self, module: Obj, parts: dict[str, Any]) -> Iterator[str]:
+        """What a quantized layer adds to its state_dict, though it is neither parameter nor
+        buffer (torch/ao/nn/quantized/modules/linear.py, _save_to_state_dict).
+        """
+        if ".quantized." in (global_name(module.fn) or ""):
+            for name, value in parts.items():
+                packed = type(value) is Obj and value.state is not None
+                if packed or (name in ("scale", "zero_point") and type(value) in (int, float)):
+                    yield name
 
     # -- which one is shown ------------------------------------------------------------------
     def _rank(self) -> None:
@@ -315,6 +336,11 @@ class Discoverer:
             if rows:
                 found.tables.append(Table((), rows, None, "tensors"))
         found.weights = best
+
+
+def _foreign(key: str, path: Path) -> Tensor:
+    """An entry of a module's state_dict that nothing here can make."""
+    return Tensor(key, None, None, None, 0, None, None, "foreign", (*path, key))
 
 
 def _under(path: Path, roots: set[Path]) -> bool:

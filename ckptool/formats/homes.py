@@ -224,22 +224,26 @@ def _cluster_home(users: list[User], device: str) -> _Group:
     """One new storage for what these users read of the old one."""
     first = users[0]
     target = first.target or first.dtype
-    extents = [extent_of(user.tensor) for user in users]
-    span = Extent(min(e.start for e in extents), max(e.end for e in extents))
-    storage = first.storage
+    span, storage = _span(users), first.storage
     if len(users) == 1 and (shape := _picked(first, span)) is not None:
         t = first.tensor
         read = Read(first.dtype, shape, t.stride or (), t.offset)
         steps = zip(contiguous(shape), t.stride or (), strict=True)
         home = _rehomed(storage, read, first, device)
         return _Group(home, {first.id: (0, tuple(new if old else 0 for new, old in steps), target)})
-    unit = max(user.dtype.size_bytes for user in users)
-    start = span.start - span.start % unit
-    read = _run(first, start, span.end)
+    read = _run(first, span.start, span.end)
     home = _rehomed(storage, read, first, device)
     if not first.cast and home.size_bytes == storage.size_bytes:
         home = _whole(storage, device, first.label, first.dtype)
-    return _Group(home, {u.id: _shifted(u, start) for u in users})
+    return _Group(home, {u.id: _shifted(u, span.start) for u in users})
+
+
+def _span(users: list[User]) -> Extent:
+    """From the first to the last byte; it starts where an element of each of them could."""
+    extents = [extent_of(user.tensor) for user in users]
+    start = min(extent.start for extent in extents)
+    start -= start % max(user.dtype.size_bytes for user in users)
+    return Extent(start, max(extent.end for extent in extents))
 
 
 def _picked(user: User, span: Extent) -> tuple[int, ...] | None:
@@ -283,13 +287,12 @@ def _wasteful(users: list[User]) -> bool:
     """Whether these users need fewer bytes than their storage has."""
     needed = 0
     for cluster in _clusters(users):
-        extents = [extent_of(user.tensor) for user in cluster]
-        span = Extent(min(e.start for e in extents), max(e.end for e in extents))
+        span = _span(cluster)
         picked = _picked(cluster[0], span) if len(cluster) == 1 else None
-        size = span.end - span.start
-        if picked is not None:
-            size = prod(picked) * cluster[0].dtype.size_bytes
-        needed += size
+        if picked is None:
+            needed += span.end - span.start
+        else:
+            needed += prod(picked) * cluster[0].dtype.size_bytes
     return needed < users[0].storage.size_bytes
 
 

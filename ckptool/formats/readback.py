@@ -25,6 +25,8 @@ def compare(
 
     found = read(written, limits)
     tensors = {tensor.path: tensor for tensor in found.tensors}
+    for table in found.tables:  # those of a module are named as in its state_dict
+        tensors.update((tensor.path, tensor) for tensor in table.tensors)
     for row in expected:
         tensor = tensors.get(row.path)
         if tensor is None or not _same(tensor, row):

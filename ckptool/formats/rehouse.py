@@ -6,7 +6,8 @@ Must not know: how archives and streams are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Path, Storage, Table, Tensor
@@ -17,7 +18,7 @@ from ckptool.formats.dense import Dense, dense_of, tell, tell_storage
 from ckptool.formats.devices import Retagged
 from ckptool.formats.dicts import dict_items, key_text
 from ckptool.formats.homes import Home, Housing, Place, User, house
-from ckptool.formats.live import live_nodes, occurrences, strays
+from ckptool.formats.live import Occurrence, live_nodes, occurrences, strays
 from ckptool.formats.measures import View, global_name
 from ckptool.pickles.nodes import NEWOBJ, Obj, Pers, items_of
 from ckptool.pickles.splice import Edits
@@ -136,6 +137,7 @@ def rehouse(work: Rehousing) -> Housing:
     Raises Unsupported, naming the tensor, for what cannot be cast or has no numbers.
     """
     _select(work)
+    _refuse_half_gone(work)
     wanted = _wanted(work)
     arrays = {id(row.node): row for rows in work.rows.values() for row in rows if _is_anew(row)}
     walked = work.handle.walked
@@ -189,7 +191,47 @@ def _wanted(work: Rehousing) -> dict[int, tuple[DType | None, str]]:
                     f"it is one tensor with '{known[1]}', which gets another dtype",
                     key=row.tensor.key, hint="cast both, or leave both with --keep-dtype",
                 )  # fmt: skip
+    _refuse_elsewhere(work)
     return found
+
+
+def _refuse_elsewhere(work: Rehousing) -> None:
+    """A cast tensor object may stand in state_dicts alone: what else holds it (an optimizer, a
+    list) would be cast with it.
+    """
+    rows = (row for found in work.rows.values() for row in found)
+    cast = {id(row.node): row for row in rows if row.target and row.node is not None}
+    tables = (work.owner(table) for table in work.tables)
+    inside = {start for owner in tables for _, _, _, start, _ in dict_items(owner) or ()}
+    for place in _uncut(work, cast):
+        if place.start not in inside:
+            raise Unsupported(
+                "the same tensor stands elsewhere in the file, where it is not cast",
+                key=cast[id(place.node)].tensor.key, hint="leave it as it is with --keep-dtype",
+            )  # fmt: skip
+
+
+def _uncut(work: Rehousing, wanted: Collection[int]) -> Iterator[Occurrence]:
+    """Every place of these nodes that comes out."""
+    cuts = sorted(work.edits.deletions)
+    for place in occurrences(work.handle.walked, wanted) if wanted else ():
+        before = bisect_right(cuts, (place.start, work.handle.walked.end))
+        if not before or place.start >= cuts[before - 1][1]:
+            yield place
+
+
+def _refuse_half_gone(work: Rehousing) -> None:
+    """A model under two names of which the first goes would stay an object under the second."""
+    if work.changes.keep_object or id(work.root) in work.modules:
+        return
+    tables = (table for table in work.checkpoint.tables if table.kind == "module")
+    gone = {id(work.owner(table)): table for table in tables}
+    for place in _uncut(work, gone.keys() - work.modules.keys()):
+        name = ".".join(map(str, gone[id(place.node)].path))
+        raise Unsupported(
+            f"the model '{name}' goes, but it is one object with another entry that stays",
+            path=work.checkpoint.file, hint=f"drop the other name, or take this one with --select {name}",
+        )  # fmt: skip
 
 
 def _is_anew(row: Row) -> bool:

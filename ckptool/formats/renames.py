@@ -54,15 +54,19 @@ def _edit_table(owner: Any, renames: Mapping[str, str], dropped: set[str], edits
     if rows is None:
         raise Unsupported("keys of this kind of table cannot be edited in place")
     closes = _closers(owner) if dropped else {}
+    cut: set[str] = set()
     for key, _, start, _, end in rows:
         name = key_text(key)
+        if name in cut:
+            raise Unsupported("two keys that read the same, one of them no text", key=name)
         if name in dropped:
+            cut.add(name)
             edits.deletions.append(_item_span(owner, start, end, closes))
-        elif name in renames and text_of(key) is None:
-            raise Unsupported("a key that is no text cannot be renamed", key=name,
-                              hint="leave it out with --drop, or name the others with --rename")  # fmt: skip
-        elif name in renames:
+        elif name in renames and text_of(key) is not None:
             edits.strings[start] = renames[name]
+        elif name in renames and type(key) is not int:  # a number keeps its place
+            raise Unsupported("a key that is no text cannot be renamed", key=name,
+                              hint="leave it out with --drop, or rename the others alone")  # fmt: skip
     if renames:
         keys = [text_of(row[0]) or "" for row in rows]
         _rename_metadata(owner, renames, [key for key in keys if key not in dropped], edits)

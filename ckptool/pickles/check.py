@@ -33,9 +33,8 @@ _NODES = frozenset((Tup, Box, Obj, Pers))
 _FN_FIRST = frozenset((REDUCE, NEWOBJ, NEWOBJ_EX))
 _BYTES = frozenset((0x43, 0x42, 0x8E))
 _SPELLED = frozenset(("_codecs.encode", "__builtin__.bytearray", "__builtin__.set"))
-_EXACT = frozenset(
-    (int, str, bool, tuple, type(None))
-)  # equal means the same (floats: 0.0 == -0.0)
+_EXACT = frozenset((int, bool, tuple, type(None)))  # equal means the same, unlike 0.0 and -0.0
+_SHORT = 64  # characters that cost less to compare than to remember
 
 
 def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> None:
@@ -54,7 +53,9 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> N
     while stack:
         a, b, start = stack.pop()
         kind = type(a)
-        if kind in _EXACT and kind is type(b) and a == b and start not in strings:
+        if kind is type(b) and kind in _EXACT and a == b:
+            continue
+        if kind is str and kind is type(b) and len(a) <= _SHORT and a == b and start not in strings:
             continue
         if start in values and getattr(a, "end", -1) < values[start][0]:
             continue  # the value edited there is this one, not the first thing inside it
@@ -72,7 +73,7 @@ def check_rewrite(old: Walked, new: Walked, edits: Edits, root: Any = None) -> N
             continue
         if _has_identity(plain):
             _pair(a, b, start, twins, owners)
-        elif type(plain) in (Raw, Global) or (type(plain) is str and len(plain) > 64):
+        elif type(plain) in (Raw, Global) or (type(plain) is str and len(plain) > _SHORT):
             twins[id(a)] = b  # one that is fetched a million times is compared once
         if type(plain) in _NODES:
             _same_shape(a, b, changed, start, stack)

@@ -164,6 +164,12 @@ def _names(
             [t.key for t in table.tensors if (table.path, t.key) not in gone],
             [key for key, _ in table.others if key not in others],
         )
+        numbers = [t.key for t in table.tensors if t.path and type(t.path[-1]) is int]
+        dicts = numbers if table.kind == "state_dict" else ()
+        kept = [key for key in dicts if outcome.renames.pop(key, None) is not None]
+        if kept:
+            text = f"keys that are numbers, not text, keep their names: {', '.join(kept[:8])}"
+            notes[Note("number-keys", text)] = None
         found.update({(table.path, key): new for key, new in outcome.renames.items()})
         drops.update((table.path, key) for key in outcome.drops)
         for remark in outcome.notes:
@@ -268,12 +274,9 @@ def refuse_kind(checkpoint: Checkpoint, request: Request) -> None:
         return
     if not modules:
         raise UsageError("--keep-object: the file holds no pickled model", path=checkpoint.file)
-    for table in modules:
-        if (table.class_name or "").rpartition(".")[2] in (
-            "DataParallel",
-            "DistributedDataParallel",
-        ):
+    for row in checkpoint.globals:
+        if row.name.rpartition(".")[2] in ("DataParallel", "DistributedDataParallel"):
             raise Unsupported(
-                f"a pickled {table.class_name} keeps device numbers of its own: it is not retagged as an object",
+                f"a pickled {row.name} keeps device numbers of its own: it is not retagged as an object",
                 path=checkpoint.file, hint="without --keep-object it comes out as its state_dict",
             )  # fmt: skip
