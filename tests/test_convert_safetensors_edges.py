@@ -233,7 +233,7 @@ def test_keys_that_are_no_text_in_a_pth(key, tmp_path):
     assert list(load(tmp_path / "q.pth")) == ["net.w", key, "net.v"]
     if type(key) is int:
         assert done.renames == {"w": "net.w", "v": "net.v"}
-        assert "number-keys" in notes(done)
+        assert "odd-keys" in notes(done)
 
 
 @pytest.mark.parametrize("key", ["__metadata__", "a\ud800b", "ckptool.alias_places"])

@@ -62,11 +62,8 @@ def _edit_table(owner: Any, renames: Mapping[str, str], dropped: set[str], edits
         if name in dropped:
             cut.add(name)
             edits.deletions.append(_item_span(owner, start, end, closes))
-        elif name in renames and text_of(key) is not None:
+        elif name in renames and text_of(key) is not None:  # a number keeps its place
             edits.strings[start] = renames[name]
-        elif name in renames and type(key) is not int:  # a number keeps its place
-            raise Unsupported("a key that is no text cannot be renamed", key=name,
-                              hint="leave it out with --drop, or rename the others alone")  # fmt: skip
     if renames:
         keys = [text_of(row[0]) or "" for row in rows]
         _rename_metadata(owner, renames, [key for key in keys if key not in dropped], edits)

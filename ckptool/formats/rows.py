@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Table, Tensor
 from ckptool.errors import KeyCollision, Unsupported
+from ckptool.formats.assemble import PickleHandle
+from ckptool.formats.dicts import dict_items, key_text
 from ckptool.layer_versions import metadata_renames
+from ckptool.pickles.nodes import text_of
 
 OWN = "ckptool."
 LAYER_VERSIONS = f"{OWN}state_dict_metadata"
@@ -78,6 +81,14 @@ def nested_rows(checkpoint: Checkpoint, table: Table, changes: Changes) -> list[
             continue
         found.append(Row(".".join(map(str, path[depth:])), tensor, None))
     return found
+
+
+def odd_keys(checkpoint: Checkpoint, table: Table) -> set[str]:
+    """Keys of a state_dict that are no text (numbers, None, tuples), as they are shown."""
+    if not isinstance(checkpoint.handle, PickleHandle) or table.kind != "state_dict":
+        return set()
+    rows = dict_items(checkpoint.handle.found.owners.get(table.path)) or ()
+    return {key_text(key) for key, *_ in rows if text_of(key) is None}
 
 
 def final_metadata(table: Table, changes: Changes) -> dict[str, Any] | None:

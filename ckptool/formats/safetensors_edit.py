@@ -16,7 +16,7 @@ from ckptool.checkpoint import Changes, Checkpoint, DType, Table
 from ckptool.errors import LimitExceeded, OutputError, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.contents import Filler
-from ckptool.formats.dicts import dict_items, key_text, state_items
+from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.expressions import KEPT_METADATA
 from ckptool.formats.homes import Read
 from ckptool.formats.judge import CODE
@@ -28,6 +28,7 @@ from ckptool.formats.rows import (
     chosen_table,
     final_metadata,
     kept_metadata,
+    odd_keys,
     rows_of,
 )
 from ckptool.formats.runs import is_contiguous
@@ -106,12 +107,9 @@ def inline_of(checkpoint: Checkpoint) -> Any:
 # -- what can be held --------------------------------------------------------------------------
 def _refuse_odd_keys(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:
     """A number as a key would come back as text."""
-    if not isinstance(checkpoint.handle, PickleHandle) or table.kind != "state_dict":
-        return
     names = {t.key for t in table.tensors if (table.path, t.key) not in changes.drops}
-    for key, *_ in dict_items(checkpoint.handle.found.owners.get(table.path)) or ():
-        if text_of(key) is None and key_text(key) in names:
-            raise Unsupported("a key that is no text", key=key_text(key), hint=_LEAVE)
+    for key in sorted(odd_keys(checkpoint, table) & names):
+        raise Unsupported("a key that is no text", key=key, hint=_LEAVE)
 
 
 def _refuse_odd_owner(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:

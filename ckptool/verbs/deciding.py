@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Note, Path, Table
 from ckptool.errors import RuleMatchesNothing, Unsupported, UsageError
+from ckptool.formats.rows import odd_keys
 from ckptool.globs import match_glob
 from ckptool.keynames import Rule
 from ckptool.rules import apply
@@ -164,12 +165,11 @@ def _names(
             [t.key for t in table.tensors if (table.path, t.key) not in gone],
             [key for key, _ in table.others if key not in others],
         )
-        numbers = [t.key for t in table.tensors if t.path and type(t.path[-1]) is int]
-        dicts = numbers if table.kind == "state_dict" else ()
-        kept = [key for key in dicts if outcome.renames.pop(key, None) is not None]
+        odd = odd_keys(checkpoint, table) if outcome.renames else ()
+        kept = [key for key in odd if outcome.renames.pop(key, None) is not None]
         if kept:
-            text = f"keys that are numbers, not text, keep their names: {', '.join(kept[:8])}"
-            notes[Note("number-keys", text)] = None
+            text = f"keys that are no text keep their names: {', '.join(sorted(kept)[:8])}"
+            notes[Note("odd-keys", text)] = None
         found.update({(table.path, key): new for key, new in outcome.renames.items()})
         drops.update((table.path, key) for key in outcome.drops)
         for remark in outcome.notes:
