@@ -60,9 +60,9 @@ torch.save({"epoch": 7, "state_dict": half}, views)
 """
 SPARSE = """
 import sys, torch
-path, numel = sys.argv[1], int(sys.argv[2])
+path, count, numel = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 weights = {f"module.layers.{i // 2}.{('weight', 'bias')[i % 2]}": torch.empty(numel)
-           for i in range(10_000)}
+           for i in range(count)}
 with torch.serialization.skip_data():
     torch.save({"epoch": 7, "state_dict": weights}, path)
 """
@@ -79,10 +79,11 @@ def make_files(folder: str, small: bool) -> dict[str, str]:
     if not all(map(os.path.exists, paths.values())):
         made = (paths["legacy"], paths["safetensors"], paths["views"])
         subprocess.run([PYTHON, "-c", OTHERS, paths["big"], *made], check=True)
-    numel = 64 if small else 268_436
-    paths["sparse"] = os.path.join(folder, f"sparse-10000x{numel}.pth")
+    count, numel = (100, 64) if small else (10_000, 268_436)
+    paths["sparse"] = os.path.join(folder, f"sparse-{count}x{numel}.pth")
     if not os.path.exists(paths["sparse"]):
-        subprocess.run([PYTHON, "-c", SPARSE, paths["sparse"], str(numel)], check=True)
+        numbers = (str(count), str(numel))
+        subprocess.run([PYTHON, "-c", SPARSE, paths["sparse"], *numbers], check=True)
     return paths
 
 

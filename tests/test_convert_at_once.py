@@ -6,7 +6,7 @@ import itertools
 from collections import OrderedDict
 
 import torch
-from fixtures.make_fixtures import save
+from fixtures.make_fixtures import element_bytes, save
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parts_support import addresses, convert, loaded_every_way, moved
@@ -124,7 +124,7 @@ def outcome(net, out, words):
 
 
 @given(files())
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_parts_types_names_and_devices_at_once(tmp_path_factory, case):
     obj, options, legacy = case
     folder = tmp_path_factory.mktemp("all")
@@ -156,3 +156,30 @@ def test_parts_types_names_and_devices_at_once(tmp_path_factory, case):
         names=lambda path, key: options["prefix"] + key if path in tables else key,
     )  # fmt: skip
     assert set(devices(out).values()) <= ({"cpu"} if options["to_cpu"] else {"cuda:0"})
+
+
+@given(files())
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_same_in_safetensors_and_back(tmp_path_factory, case):
+    obj, options, legacy = case
+    folder = tmp_path_factory.mktemp("st")
+    net, out, back = folder / "net.pth", folder / "out.safetensors", folder / "back.pth"
+    save(obj, net, "cuda:0", **legacy)
+    options = {**options, "select": options["select"] or "model", "drop_entry": set()}
+    wanted, dtypes, keep = wanted_of(load(net), options)
+    if not wanted:
+        return
+    target = getattr(torch, options["dtype"]) if options["dtype"] else None
+    convert(
+        net, out, select=options["select"], dtype=options["dtype"], add_prefix=options["prefix"] or (),
+        drop=sorted(options["drop"] & obj[options["select"]].keys()), compact=options["compact"],
+        keep_dtype=keep if target else (),
+    )  # fmt: skip
+    convert(out, back)
+    made = load(back, weights_only=True)
+    assert list(made) == [options["prefix"] + key for key in wanted]
+    for key, one in wanted.items():
+        found = made[options["prefix"] + key]
+        goal = dtypes.get((key,), one.dtype)
+        assert (found.dtype, found.shape) == (goal, one.shape)
+        assert element_bytes(found) == element_bytes(one.detach().to(goal).contiguous())

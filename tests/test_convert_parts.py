@@ -9,12 +9,15 @@ import pytest
 import torch
 from fixtures.make_fixtures import Net, save
 from formats_support import archive, dictionary, pickled, storage, tensor
-from parts_support import convert, loaded_every_way, moved, stored_bytes
+from parts_support import Memory, convert, loaded_every_way, moved, stored_bytes
+from safetensors.torch import save_file
 from torch import nn
 from verbs_support import (
+    CONVERTIBLE,
     FIXTURES,
     LEGACY,
     TRUTHS,
+    Comparison,
     assert_same,
     at,
     cli,
@@ -277,7 +280,7 @@ def test_keys_of_several_kinds(net, out):
 # -- --only and --drop -------------------------------------------------------------------------
 def without(sd, *names):
     """A state_dict without these; `_metadata` stays."""
-    made = OrderedDict((key, value) for key, value in sd.items() if key not in names)
+    made = type(sd)((key, value) for key, value in sd.items() if key not in names)
     if hasattr(sd, "_metadata"):
         made._metadata = sd._metadata
     return made
@@ -569,3 +572,71 @@ def test_a_dropped_entry_of_the_root_is_in_no_container(net, tmp_path):
         assert done.dropped == ("b", "n")
         assert done.dtypes == {"float16": 1}
         assert done.left_behind == ()
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out.pth", "out"])
+def test_parts_of_safetensors(target, tmp_path, capsys):
+    path, out = tmp_path / "in.safetensors", tmp_path / target
+    save_file({"fc.w": torch.ones(2), "fc2.w": torch.ones(3), "norm.b": torch.ones(4)}, path)
+    options = {"to": "shards"} if target == "out" else {}
+    convert(path, out, drop="fc", compact=True, **options)
+    assert keys(out) == ["fc2.w", "norm.b"]
+    convert(path, out, only=["norm", "fc.w"], select=".", force=True, **options)
+    assert keys(out) == ["fc.w", "norm.b"]
+    with pytest.raises(UsageError, match="no state_dict at 'fc'"):
+        convert(path, out, select="fc", force=True, **options)
+    flags = ["--drop-entry", "fc.w", "-o", out, "-f", *(["--to", "shards"] if options else [])]
+    status, _, err = cli(capsys, "convert", path, *flags)
+    assert status == 1
+    assert "--drop" in err.splitlines()[1]
+
+
+# -- every fixture -----------------------------------------------------------------------------
+LOADABLE = [n for n in CONVERTIBLE if n != "omegaconf_like.pth"]
+
+
+def is_cast(one):
+    dense = one.layout is torch.strided and not one.is_meta and not one.is_quantized
+    return dense and one.is_floating_point() and "float4" not in str(one.dtype)
+
+
+class Odd(Memory):
+    """Sparse, quantized and meta tensors too; objects by their classes alone."""
+
+    def same(self, one, two, path=()):
+        if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_quantized or one.is_meta):  # fmt: skip
+            self.tensors += 1
+            Comparison().same(one, two, path)
+        elif isinstance(one, torch.Tensor | dict | list | tuple) or not hasattr(one, "__dict__"):
+            assert getattr(one, "_metadata", None) == getattr(two, "_metadata", None)
+            super().same(one, two, path)
+        else:
+            assert type(one).__name__ == type(two).__name__
+
+
+@pytest.mark.parametrize("name", LOADABLE)
+def test_every_fixture_loses_a_tensor_is_cast_and_compacted(name, out):
+    before = load(FIXTURES / name)
+    tables = {tuple(t["path"]): [x["key"] for x in t["tensors"]] for t in TRUTHS[name]["tables"]}
+    tables = {path: names for path, names in tables.items() if names}
+    for path, names in tables.items():
+        gone, where = names[0], ".".join(path) or "."
+        convert(
+            FIXTURES / name, out, drop=gone.replace("*", "?"), at=where, compact=True,
+            dtype="bfloat16", force=True,
+        )  # fmt: skip
+        cast = {(*path, key) for key in names}
+        memory = Odd(
+            lambda p, t, cast=cast: torch.bfloat16 if p in cast and is_cast(t) else t.dtype
+        )
+        memory.same(replaced(before, path, lambda sd, gone=gone: without(sd, gone)), load(out))
+        assert memory.tensors >= len(names) - 1
+        convert(FIXTURES / name, out, select=where, to="zip", force=True)
+        Odd().same(at(before, path), load(out))
+
+
+def replaced(obj, path, function):
+    """A copy in which what stands at `path` is another."""
+    if not path:
+        return function(obj)
+    return {k: replaced(v, path[1:], function) if k == path[0] else v for k, v in obj.items()}

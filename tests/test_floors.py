@@ -30,7 +30,15 @@ LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 ONE_LOOP = {("pickles.walk", "_run")}
 """The opcode loop: one function, because a call per opcode would double its time."""
 MAY_PRINT = {"cli"}
-MAY_OPEN = {"places", "writing", "targets", "inplace", "journals", "verbs", "cli.main"}  # cli.main: only os.devnull
+MAY_OPEN = {
+    "places",
+    "writing",
+    "targets",
+    "inplace",
+    "journals",
+    "verbs",
+    "cli.main",
+}  # cli.main: only os.devnull
 PRINTS = {"print", "echo", "secho", "sys.stdout", "sys.stderr", "sys.exit", "os._exit", "exit"}
 OPENS = {"open", "os.open", "io.open", "os.fdopen", "codecs.open", "io.FileIO"}
 

@@ -85,7 +85,7 @@ _TABLE: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "strip_prefix": (("--strip-prefix",), "Names", "remove PREFIX, whole parts of a name, where it leads (repeatable)", {"multiple": True, "metavar": "PREFIX"}),
     "add_prefix": (("--add-prefix",), "Names", "put PREFIX before every key (repeatable)", {"multiple": True, "metavar": "PREFIX"}),
     "rename": (("--rename",), "Names", "replace what the regular expression OLD matches by NEW (repeatable)", {"nargs": 2, "multiple": True, "metavar": "OLD NEW"}),
-    "rename_file": (("--rename-file",), "Names", "rename whole keys by a JSON object of old to new names", {"multiple": True, "metavar": "F.json"}),
+    "rename_file": (("--rename-file",), "Names", "rename whole keys by a JSON object of old to new names (repeatable)", {"multiple": True, "metavar": "F.json"}),
     "at_many": (("--at",), "Names", "only the state_dict at PATH (repeatable)", {"multiple": True, "metavar": "PATH"}),
     "select": (("--select",), "Parts", "only the state_dict at NAME comes out, bare", {"metavar": "NAME"}),
     "only_tensors": (("--only",), "Parts", "keep only tensors that match GLOB (repeatable; ** crosses dots)", {"multiple": True, "metavar": "GLOB"}),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from ckptool.formats.dense import dense_of
-from ckptool.pickles.nodes import PAIR_OPS, Box, Obj, Pers, Tup, Walked, child_spans
+from ckptool.pickles.nodes import PAIR_OPS, Box, Obj, Pers, Tup, Walked, child_spans, children
 
 _NODES = frozenset((Tup, Box, Obj, Pers))
 
@@ -65,8 +65,8 @@ def live_nodes(
 
 def _children(node: Any, cuts: Collection[int]) -> list[Any]:
     """What stands under a node and is not cut."""
-    if not isinstance(node, Box | Obj):
-        return [value for value, _, _ in child_spans(node)]
+    if not cuts or not isinstance(node, Box | Obj):
+        return children(node)
     found: list[Any] = [node.fn, node.args, node.kwargs] if isinstance(node, Obj) else []
     for batch in node.batches or ():
         step = 2 if batch.op in PAIR_OPS else 1
@@ -80,15 +80,15 @@ def _children(node: Any, cuts: Collection[int]) -> list[Any]:
 
 def strays(walked: Walked) -> list[Pers]:
     """Persistent ids that no path leads to (popped ones): they stay in the stream."""
-    reached = set()
+    missing = {id(pers) for pers in walked.persistent}
     seen: set[int] = set()
     stack: list[Any] = [walked.root]
-    while stack:
+    while stack and missing:
         node = stack.pop()
         if type(node) not in _NODES or id(node) in seen:
             continue
         seen.add(id(node))
         if type(node) is Pers:
-            reached.add(id(node))
-        stack.extend(value for value, _, _ in child_spans(node))
-    return [pers for pers in walked.persistent if id(pers) not in reached]
+            missing.discard(id(node))
+        stack.extend(children(node))
+    return [pers for pers in walked.persistent if id(pers) in missing]

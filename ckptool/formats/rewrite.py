@@ -63,12 +63,13 @@ def rewrite(checkpoint: Checkpoint, changes: Changes, target: str = "") -> Rewri
     retag_arguments(handle, changes, edits, result.retagged)
     if work.fresh is not None:
         result.data = whole(work.fresh)
+        again = walk(result.data)
     else:
         _respell(handle.walked, edits, result, checkpoint.format != target)
-        result.data = _spliced(handle.walked, edits, result, work.root)
+        result.data, again = _spliced(handle.walked, edits, result, work.root)
     if moving:
         result.expected = work.expected()
-        _refuse_unsafe_output(result.data, changes)
+        refuse_unsafe(tuple(Judge(again).run()), changes)
     return result
 
 
@@ -103,10 +104,6 @@ def refuse_unsafe(verdicts: tuple[Global, ...], changes: Changes) -> None:
         )
 
 
-def _refuse_unsafe_output(data: bytes, changes: Changes) -> None:
-    refuse_unsafe(tuple(Judge(walk(data)).run()), changes)
-
-
 def _refuse_duplicates(checkpoint: Checkpoint) -> None:
     for table in checkpoint.tables:
         for key in table.duplicate_keys:
@@ -115,8 +112,11 @@ def _refuse_duplicates(checkpoint: Checkpoint) -> None:
             )
 
 
-def _spliced(walked: Walked, edits: Edits, result: Rewritten, root: Any) -> bytes:
-    """Splice and prove; a protocol-2 spelling that cannot be emitted is given up alone."""
+def _spliced(walked: Walked, edits: Edits, result: Rewritten, root: Any) -> tuple[bytes, Walked]:
+    """Splice and prove; a protocol-2 spelling that cannot be emitted is given up alone.
+
+    Returns the new pickle, and what it says.
+    """
     try:
         data = splice(walked, edits)
     except PickleInvalid as error:
@@ -125,6 +125,8 @@ def _spliced(walked: Walked, edits: Edits, result: Rewritten, root: Any) -> byte
         edits.spellings, edits.respell = {}, None
         result.kept_protocol = error.text
         data = splice(walked, edits)
-    if edits:
-        check_rewrite(walked, walk(data), edits, root)
-    return data
+    if not edits:
+        return data, walked
+    again = walk(data)
+    check_rewrite(walked, again, edits, root)
+    return data, again

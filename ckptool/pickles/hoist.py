@@ -232,11 +232,12 @@ class Emitter:
             if frame.slot >= 0 and payload in self.defined and not self._is_edited(pos, payload):
                 self._fetch_instead(frame, pos, payload)
         elif kind == _REPLACE:
-            if self._is_role_of(frame, payload):
+            chosen = self._chosen(frame, payload)
+            if chosen is None:
                 return
             self._copy(frame, pos)
-            self._replacement(payload)
-            frame.pos = payload.end
+            self._replacement(chosen)
+            frame.pos = chosen.end
         elif kind == _FETCH:
             self._fetch(frame, pos, payload)
         elif kind == _INSERT:
@@ -257,14 +258,17 @@ class Emitter:
         replacement = self.replacements.get(pos)
         return replacement is not None and replacement.end >= self.lost[slot]
 
-    def _is_role_of(self, frame: _Frame, replacement: Replacement) -> bool:
-        """Whether it edits the one place from where this frame's value is being hoisted."""
-        return (
+    def _chosen(self, frame: _Frame, replacement: Replacement) -> Replacement | None:
+        """What to write for it: where it edits the one place from where this frame's value is
+        being hoisted, the old value, in the new spelling if there is one.
+        """
+        is_role = (
             frame.slot >= 0
             and not replacement.same_meaning
             and replacement.start == frame.first
             and replacement.end >= self.lost[frame.slot]
         )
+        return self.spellings.get(replacement.start) if is_role else replacement
 
     def _replacement(self, replacement: Replacement) -> None:
         fresh = replacement.fresh

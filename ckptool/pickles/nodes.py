@@ -209,7 +209,8 @@ def child_spans(node: Any) -> Iterator[tuple[Any, int, int]]:
         yield node.args, *((node.args_start, node.end) if known else (-1, -1))
         yield node.kwargs, -1, -1
     for batch in node.batches or ():
-        yield from zip(batch.items, batch.starts, (*batch.starts[1:], batch.end), strict=True)
+        ends = (*batch.starts[1:], batch.end) if batch.starts else ()  # `(u` fills nothing
+        yield from zip(batch.items, batch.starts, ends, strict=True)
     if node.state is not None:
         yield node.state.value, node.state.start, node.state.end
 

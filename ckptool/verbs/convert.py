@@ -31,6 +31,8 @@ __all__ = ["Conversion", "Request", "build_request", "convert_place"]
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 _EXTRAS = "extras"
+_SHARDS = "hf-shards"
+_FILE_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".tar", ".pkl", ".json")
 
 
 def convert_place(
@@ -42,7 +44,7 @@ def convert_place(
 ) -> Conversion:
     """Convert one file or folder. Raises CkptError; then no output and no temp file is left."""
     started = time.monotonic()
-    target_path = output or _beside(path, request)
+    target_path = _beside(path, request) if output is None else output
     try:
         with opened(path, limits) as found:
             return _convert(path, target_path, request, found, limits, progress, started)
@@ -59,6 +61,8 @@ def _convert(
     check_different(checkpoint.sources, output)
     refuse_kind(checkpoint, request)
     target = container_of(checkpoint, request, output)
+    if request.keep_object and target in ("safetensors", _SHARDS):
+        raise UsageError("--keep-object: .safetensors holds tensors, no object")
     sink = None if request.dry_run else _sink(output, target, request)
     decision = decide(checkpoint, request, target)
     plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
@@ -89,10 +93,13 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
     """What --to, the size of shards, or the name of the output asks for; else the input's own
     where it can be: legacy stays legacy while only names, tags or dtypes change.
     """
+    if request.target == _SHARDS or request.shard_bytes:
+        _refuse_file_name(output)
+        return _SHARDS
     if request.target is not None:
         return request.target
-    if request.shard_bytes or output.endswith(("/", os.sep)) or is_folder(output):
-        return "hf-shards"
+    if output.endswith(("/", os.sep)) or is_folder(output):
+        return _SHARDS
     if output.lower().endswith(".safetensors"):
         return "safetensors"
     whole = any(table.kind == "module" for table in checkpoint.tables) and not request.keep_object
@@ -104,9 +111,19 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
     return "torch-zip"
 
 
+def _refuse_file_name(output: str) -> None:
+    """Shards asked for by name under what is plainly the name of one file."""
+    suffix = os.path.splitext(output)[1].lower()
+    if suffix in _FILE_SUFFIXES and not is_folder(output):
+        raise UsageError(
+            f"shards go into a folder, '{suffix}' is a file's name",
+            hint="name a folder with -o, or leave --max-shard-size and --to shards out",
+        )
+
+
 def _sink(output: str, target: str, request: Request) -> FileSink | FolderSink:
     beside = {_EXTRAS: request.extras} if request.extras else None
-    if target == "hf-shards":
+    if target == _SHARDS:
         return FolderSink(output, force=request.force, beside=beside)
     return FileSink(output, force=request.force, beside=beside)
 
@@ -162,7 +179,7 @@ def conversion(
         dtypes[dtype.name] = dtypes.get(dtype.name, 0) + 1
     return Conversion(
         input=path, output=output, outputs=_extras_last(
-            done.outputs or _planned_outputs(plan, output, request), request
+            done.outputs or _planned_outputs(plan, output, target, request), request
         ),
         renames=decision.renames, dropped=decision.dropped,
         devices=dict(list(retagged)),
@@ -182,13 +199,15 @@ def _extras_last(
     return tuple(sorted(outputs, key=lambda row: row[0] == request.extras))
 
 
-def _planned_outputs(plan: Plan, output: str, request: Request) -> tuple[tuple[str, int], ...]:
+def _planned_outputs(
+    plan: Plan, output: str, target: str, request: Request
+) -> tuple[tuple[str, int], ...]:
     rows = []
     for row in plan.outputs:
         file = output
         if row.name == _EXTRAS and request.extras:
             file = request.extras
-        elif len([o for o in plan.outputs if o.name != _EXTRAS]) > 1 or is_folder(output):
+        elif target == _SHARDS:
             file = os.path.join(output, row.name)
         rows.append((file, row.size_bytes))
     return tuple(rows)

@@ -123,15 +123,15 @@ def top_level(checkpoint: Checkpoint) -> list[str]:
 
 
 def _entries(checkpoint: Checkpoint, request: Request) -> tuple[str, ...]:
-    known = top_level(checkpoint) if request.entries else []
+    known = [] if checkpoint.format in _ONE_TABLE or not request.entries else top_level(checkpoint)
     unknown = [name for name in request.entries if name not in known]
-    if unknown or (request.entries and checkpoint.format in ("safetensors", "hf-shards")):
-        name = unknown[0] if unknown else request.entries[0]
+    if unknown:
         listed = ", ".join(known[:8])
         raise RuleMatchesNothing(
-            f"there is no top-level entry '{name}' to drop; nothing written", path=checkpoint.file,
+            f"there is no top-level entry '{unknown[0]}' to drop; nothing written",
+            path=checkpoint.file,
             hint=f"there are {listed}" if listed else "tensors are dropped with --drop",
-        )  # fmt: skip
+        )
     return tuple(dict.fromkeys(request.entries))
 
 

@@ -72,7 +72,7 @@ def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
         raise UsageError(f"there is no GPU {to_gpu}")
     _check_rules(rules, rest["keep_module"], rest.get("keep_object", False))
     device = "cpu" if to_cpu else f"cuda:{to_gpu}" if to_gpu is not None else None
-    rest["dtype"] = parse_dtype(rest["dtype"]) if rest.get("dtype") else None
+    rest["dtype"] = None if rest.get("dtype") is None else parse_dtype(rest["dtype"])
     rest["shard_bytes"] = parse_size(rest.pop("max_shard_size", None))
     rest["target"] = parse_target(rest.pop("to", None))
     request = Request(device=device, **rest)
@@ -93,12 +93,14 @@ def _check_rules(rules: tuple[Rule, ...], keep_module: bool, keep_object: bool) 
 
 
 def _contradictions(request: Request) -> list[tuple[bool, str]]:
-    pickled = request.target in ("torch-zip", "torch-legacy")
+    single = request.target not in (None, "hf-shards")
     moved = bool(request.dtype or request.compact or request.select or request.entries)
     return [
         (request.tied not in TIED, f"tied is one of {', '.join(TIED)}"),
         (bool(request.keep_dtype) and request.dtype is None, "keep-dtype needs a dtype"),
-        (bool(request.shard_bytes) and pickled, "shards are .safetensors: max-shard-size contradicts --to"),
+        (bool(request.shard_bytes) and single, "max-shard-size writes shards: it contradicts --to"),
+        (request.select == "", "select needs the path of a state_dict ('.' is the root)"),
+        (request.extras == "", "extras needs the name of a file"),
         (request.keep_object and bool(request.dtype or request.select),
          "keep-object contradicts dtype and select"),
         (request.in_place and (moved or request.target is not None or bool(request.shard_bytes)),
