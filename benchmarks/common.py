@@ -198,7 +198,8 @@ def parser(text: str) -> argparse.ArgumentParser:
 
 def report(name: str, sections: Mapping[str, str], given: argparse.Namespace, folder: str) -> None:
     """Print the tables, and write them where they are kept."""
-    parts = [f"# {name}", f"Machine: {machine(folder)}.", f"Best of {given.rounds} rounds."]
+    measured = f"Best of {given.rounds} rounds, {time.strftime('%Y-%m-%d')}."
+    parts = [f"# {name}", f"Machine: {machine(folder)}.", measured]
     if given.small:
         parts.append("Small files: these figures mean nothing.")
     parts += [f"## {title}\n\n{body}" for title, body in sections.items()]

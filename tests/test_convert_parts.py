@@ -640,3 +640,19 @@ def replaced(obj, path, function):
     if not path:
         return function(obj)
     return {k: replaced(v, path[1:], function) if k == path[0] else v for k, v in obj.items()}
+
+
+def test_compact_says_when_there_is_nothing_to_cut(tmp_path):
+    whole = torch.arange(6.0)
+    torch.save({"w": whole}, tmp_path / "whole.pth")
+    torch.save({"w": whole[1:]}, tmp_path / "slice.pth")
+    slugs = {
+        name: [
+            note.slug
+            for note in convert(
+                tmp_path / f"{name}.pth", tmp_path / f"{name}.small.pth", compact=True
+            ).notes
+        ]
+        for name in ("whole", "slice")
+    }
+    assert slugs == {"whole": ["nothing-to-cut"], "slice": []}

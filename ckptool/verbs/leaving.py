@@ -98,6 +98,7 @@ def result_notes(
         listed = ", ".join(f"{name} ({n:,})" for name, n in list(nested.items())[:4])
         text = f"tensors inside other entries come out under dotted names: {listed}"
         notes.append(Note("nested-tensors", text))
+    notes += _uncut(checkpoint, request, made)
     notes += _protocol(made)
     notes += _ties(made)
     notes += _classes(checkpoint, target)
@@ -135,6 +136,14 @@ def _container(checkpoint: Checkpoint, made: Any, target: str, request: Request)
     if arrays:
         notes.append(Note("arrays", f"{arrays:,} numpy arrays come out as tensors"))
     return notes
+
+
+def _uncut(checkpoint: Checkpoint, request: Request, made: Any) -> list[Note]:
+    """--compact where every storage is used whole."""
+    housing = getattr(made, "housing", None)
+    if not request.compact or housing is None or any(home.read for home in housing.homes):
+        return []
+    return [Note("nothing-to-cut", "nothing to cut: tensors use all of every storage")]
 
 
 def _protocol(made: Any) -> list[Note]:
