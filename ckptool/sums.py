@@ -8,14 +8,16 @@ from __future__ import annotations
 import queue
 import threading
 import zlib
+from collections.abc import Callable
 from types import TracebackType
 
 from ckptool.errors import CrcMismatch
 from ckptool.places import Source
 from ckptool.spans import Span
 
-_BLOCK = 1 << 20  # one read of the checking thread
-_AHEAD = 16  # chunks the copy may be ahead of the check, so that both hit the page cache
+BLOCK = 1 << 20  # one read
+_AHEAD = 16  # jobs the copy may be ahead of the check, so that both hit the page cache
+_LENT = 4  # blocks that are read, written and summed at one time
 _AGAIN = "download or copy it again, or skip the check with --no-check"
 
 
@@ -41,11 +43,18 @@ class Sum:
             raise CrcMismatch(text, path=self._path, hint=_AGAIN)
 
 
+_Job = Callable[[memoryview], None]
+
+
 class Checker:
-    """One thread for a whole write that reads and sums the spans it is fed."""
+    """One thread for a whole write: it sums the blocks it is handed, and reads and sums the
+    spans that the kernel copies.
+    """
 
     def __init__(self) -> None:
-        self._jobs: queue.Queue[tuple[Source, Span, Sum] | None] = queue.Queue(_AHEAD)
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(_AHEAD)
+        self._blocks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._lent = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._stopped = False
@@ -65,11 +74,30 @@ class Checker:
             self._thread.join()
 
     def feed(self, source: Source, span: Span, total: Sum) -> None:
-        """Sum these bytes soon; raise what went wrong with earlier ones."""
+        """Read and sum these bytes soon; raise what went wrong with earlier ones."""
+        self._add(lambda buffer: self._sum(buffer, source, span, total))
+
+    def lend(self) -> memoryview:
+        """A block to read into, of `BLOCK` bytes; waits until one is free. `take` ends the loan."""
+        if self._lent < _LENT and self._blocks.empty():
+            self._lent += 1
+            return memoryview(bytearray(BLOCK))
+        return self._blocks.get()
+
+    def take(self, block: memoryview, size: int, total: Sum | None) -> None:
+        """Sum the first `size` bytes of a lent block soon, where `total` is given. Until the next
+        `lend` its bytes stay; raises what went wrong with earlier ones.
+        """
+        if total is None:
+            self._blocks.put(block)
+        else:
+            self._add(lambda _: self._sum_block(block, size, total))
+
+    def _add(self, job: _Job) -> None:
         if not self._thread:
             self._thread = threading.Thread(target=self._work, name="ckptool-crc", daemon=True)
             self._thread.start()
-        self._jobs.put((source, span, total))
+        self._jobs.put(job)
         if self._error:
             raise self._error
 
@@ -80,21 +108,25 @@ class Checker:
             raise self._error
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(_BLOCK))
+        buffer = memoryview(bytearray(BLOCK))
         while (job := self._jobs.get()) is not None:
-            self._guarded(buffer, *job)
+            try:
+                job(buffer)
+            except BaseException as error:  # handed to the writing thread
+                self._error = error
             self._jobs.task_done()
 
-    def _guarded(self, buffer: memoryview, source: Source, span: Span, total: Sum) -> None:
+    def _sum_block(self, block: memoryview, size: int, total: Sum) -> None:
         try:
-            self._sum(buffer, source, span, total)
-        except BaseException as error:  # handed to the writing thread
-            self._error = error
+            if not self._error and not self._stopped:
+                total.add(block[:size])
+        finally:
+            self._blocks.put(block)
 
     def _sum(self, buffer: memoryview, source: Source, span: Span, total: Sum) -> None:
-        for offset in range(span.offset, span.end, _BLOCK):
+        for offset in range(span.offset, span.end, BLOCK):
             if self._error or self._stopped:
                 return
-            view = buffer[: min(_BLOCK, span.end - offset)]
+            view = buffer[: min(BLOCK, span.end - offset)]
             source.read_into(offset, view)
             total.add(view)

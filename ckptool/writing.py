@@ -1,8 +1,9 @@
 """A Plan onto a sink: temp files, kernel copies with checksums taken beside, then the rename.
 
 Knows: parts, one source at a time, how this system copies. Must not know: formats.
-Memory is constant: a large copy never enters this process except through one buffer of the
-checking thread, which reads the same span while the kernel copies it.
+Memory is constant. Where source and output lie alike on their pages the kernel copies, and
+the checking thread reads the same span; elsewhere a kernel's copy is slower than reading blocks
+and writing them up to the ends of pages, and the thread sums those very blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ckptool.sinks import (
     sync_folder,
 )
 from ckptool.spans import Address, Span
-from ckptool.sums import Checker, Sum
+from ckptool.sums import BLOCK, Checker, Sum
 
 __all__ = ["FileSink", "FolderSink", "Reader", "Recipe", "check_different", "write"]
 
@@ -37,7 +38,7 @@ Recipe = Callable[[Reader, Made], Iterator[bytes]]
 
 _CHUNK = 16 << 20  # one kernel copy, and the step of the progress
 _SMALL = 64 << 10  # below this, reading once costs less than a second thread
-_BLOCK = 1 << 20  # the write buffer
+_PAGE = 4096
 
 
 def _copy_range(source_fd: int, sink_fd: int, offset: int, size: int) -> int:
@@ -202,34 +203,47 @@ class _Out:
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._copiers = list(COPIERS)
+        self.position = 0  # of what is written
 
     def put(self, data: bytes) -> None:
         self._pending.append(data)
         self._pending_size += len(data)
-        if self._pending_size >= _BLOCK:
+        if self._pending_size >= BLOCK:
             self.flush()
 
     def flush(self) -> None:
         data = memoryview(b"".join(self._pending))
         self._pending.clear()
         self._pending_size = 0
+        self.write(data)
+
+    def write(self, data: memoryview) -> None:
+        """Write at once, after all that was put before."""
+        if self._pending:
+            self.flush()
+        self.position += len(data)
         while data:
             data = data[os.write(self._fd, data) :]
 
-    def copy(self, source: Source, span: Span) -> None:
+    def kernel_copies(self, source: Source, span: Span) -> bool:
+        """Whether the kernel may copy this, and does so faster than we write blocks."""
+        if not self._copiers or source.fileno() is None:
+            return False
+        return (source.absolute(span).offset - self.position - self._pending_size) % _PAGE == 0
+
+    def copy(self, source: Source, span: Span) -> int:
+        """Let the kernel copy; bytes copied, fewer when no way works any more."""
         self.flush()
         fd = source.fileno()
         start = source.absolute(span).offset
         done = 0
-        while done < span.size:
-            left = span.size - done
-            count = self._kernel_copy(fd, start + done, left) if fd is not None else 0
+        while fd is not None and done < span.size:
+            count = self._kernel_copy(fd, start + done, span.size - done)
             if not count:
-                data = source.read(span.offset + done, min(left, _BLOCK))
-                count = len(data)
-                self.put(data)
-                self.flush()
+                break
             done += count
+        self.position += done
+        return done
 
     def _kernel_copy(self, fd: int, offset: int, size: int) -> int:
         """Bytes copied; 0 when no way works, and then reading tells why."""
@@ -314,11 +328,26 @@ class _Run:
             return
         for offset in range(span.offset, span.end, _CHUNK):
             chunk = Span(offset, min(_CHUNK, span.end - offset))
-            if total:
+            kernel = out.kernel_copies(source, chunk)
+            if kernel and total:
                 self.checker.feed(source, chunk, total)
-            out.copy(source, chunk)
+            done = out.copy(source, chunk) if kernel else 0
+            rest = Span(chunk.offset + done, chunk.size - done)
+            self._carry(source, rest, None if kernel else total, out)
             self._done += chunk.size
             self.report()
+
+    def _carry(self, source: Source, span: Span, total: Sum | None, out: _Out) -> None:
+        """Read blocks and write them, each up to the end of a page of the output."""
+        out.flush()
+        offset = span.offset
+        while offset < span.end:
+            size = min(BLOCK - out.position % _PAGE, span.end - offset)
+            block = self.checker.lend()
+            source.read_into(offset, block[:size])
+            self.checker.take(block, size, total)
+            out.write(block[:size])
+            offset += size
 
     def _make(self, part: Made, total: Sum | None, out: _Out) -> None:
         left = part.size

@@ -52,6 +52,19 @@ def unfold(source: Source, end: End, central: bytes, listed: list[Entry]) -> Cha
     return (*entries[:place], edits[-1], *entries[place + 1 :]), links, older
 
 
+def last_link(source: Source, around: tuple[bytes, bytes], name: str, count: int) -> Entry:
+    """The entry `name` that was put behind a base whose directory of `count` entries reads as
+    the last one, but for that entry between the two parts of `around`. The base is not read.
+
+    Raises ZipAmbiguous unless it is so.
+    """
+    end = find_directory(source)
+    if end.total != count:
+        ambiguous(_DIFFER, name)
+    entry = _replaced(source.read(end.offset, end.size), *around, name)
+    return _appended(source, entry, end)
+
+
 def _directory_of(base: Source) -> End:
     try:
         return find_directory(base)

@@ -63,8 +63,9 @@ def run(source, target, *parts, force=False, **options):
 
 
 def usual_parts():
+    """The first big part lies as in the source on its pages (the kernel copies), others do not."""
     return (
-        Literal(b"head"),
+        Literal(b"head456789"),
         Copy(0, BIG, crc(BIG), "big"),
         Literal(b"between"),
         *(Copy(0, Span(n * 300, 300), crc(Span(n * 300, 300)), f"small{n}") for n in range(50)),
@@ -131,6 +132,42 @@ def test_copies(source, target, way, check, monkeypatch):
     assert result.findings == ()
     assert seen[-1] == total_size(parts)
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4086, 4096])
+def test_the_kernel_copies_what_lies_alike_on_its_pages(source, target, shift, monkeypatch):
+    sizes = []
+
+    def count(*args):
+        sizes.append(args[3])
+        return writing._copy_range(*args)
+
+    monkeypatch.setattr(writing, "COPIERS", (count,))
+    parts = (Literal(b"x" * (BIG.offset + shift)), Copy(0, BIG, crc(BIG)))
+    run(source, target, *parts)
+    assert target.read_bytes() == expected(parts)
+    assert sum(sizes) == (BIG.size if shift % 4096 == 0 else 0)
+
+
+@pytest.mark.parametrize("lead", [b"", b"x" * BIG.offset], ids=["blocks", "kernel"])
+def test_damage_is_found_on_both_ways(source, target, lead):
+    span = Span(BIG.offset, BIG.size)
+    with pytest.raises(CrcMismatch, match="recorded checksum"):
+        run(source, target, Literal(lead), Copy(0, span, crc(span) ^ 1, "big"))
+    assert_nothing_left(target)
+
+
+def test_blocks_end_where_pages_of_the_output_end(source, target, monkeypatch):
+    real, ends = os.write, []
+
+    def note(fd, data):
+        ends.append(os.lseek(fd, 0, os.SEEK_CUR) + len(data))
+        return real(fd, data)
+
+    monkeypatch.setattr(writing.os, "write", note)
+    run(source, target, Literal(b"head"), Copy(0, BIG, crc(BIG)))
+    assert len(ends) > 3
+    assert [end % 4096 for end in ends[1:-1]] == [0] * (len(ends) - 2)
 
 
 def test_without_pread(source, target, monkeypatch):
@@ -331,7 +368,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_the_system(source, target, before, name, monkeypatch):
     module, function, code, slug = FAULTS[name]
-    plan = plan_of(source, Literal(b"head"), Copy(0, BIG, crc(BIG)))
+    plan = plan_of(source, Literal(b"head456789"), Copy(0, BIG, crc(BIG)))
     with open_source(source) as opened, monkeypatch.context() as patch:
         patch.setattr(module, function, cannot(code))
         sink = FileSink(target, force=True)

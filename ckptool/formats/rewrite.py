@@ -22,6 +22,7 @@ from ckptool.pickles.check import check_rewrite
 from ckptool.pickles.downgrade import add_spellings
 from ckptool.pickles.nodes import Walked
 from ckptool.pickles.splice import Edits, splice
+from ckptool.pickles.texts import only_texts_differ
 from ckptool.pickles.walk import walk
 from ckptool.pickles.write import whole
 
@@ -63,10 +64,11 @@ def rewrite(checkpoint: Checkpoint, changes: Changes, target: str = "") -> Rewri
     retag_arguments(handle, changes, edits, result.retagged)
     if work.fresh is not None:
         result.data = whole(work.fresh)
-        again = walk(result.data)
+        again: Walked = walk(result.data)
     else:
         _respell(handle.walked, edits, result, checkpoint.format != target)
-        result.data, again = _spliced(handle.walked, edits, result, work.root)
+        result.data = _spliced(handle.walked, edits, result)
+        again = _proven(work, result.data, moving)
     if moving:
         result.expected = work.expected()
         refuse_unsafe(tuple(Judge(again).run()), changes)
@@ -112,21 +114,25 @@ def _refuse_duplicates(checkpoint: Checkpoint) -> None:
             )
 
 
-def _spliced(walked: Walked, edits: Edits, result: Rewritten, root: Any) -> tuple[bytes, Walked]:
-    """Splice and prove; a protocol-2 spelling that cannot be emitted is given up alone.
-
-    Returns the new pickle, and what it says.
-    """
+def _spliced(walked: Walked, edits: Edits, result: Rewritten) -> bytes:
+    """Splice; a protocol-2 spelling that cannot be emitted is given up alone."""
     try:
-        data = splice(walked, edits)
+        return splice(walked, edits)
     except PickleInvalid as error:
         if not edits.spellings:
             raise
         edits.spellings, edits.respell = {}, None
         result.kept_protocol = error.text
-        data = splice(walked, edits)
-    if not edits:
-        return data, walked
+        return splice(walked, edits)
+
+
+def _proven(work: Rehousing, data: bytes, moving: bool) -> Walked:
+    """What the new pickle says, shown to be what was meant. Where it is the old one but for
+    some texts, and nothing else is asked of it, it is not walked again.
+    """
+    walked, edits = work.handle.walked, work.edits
+    if not edits or (not moving and only_texts_differ(walked, data, edits)):
+        return walked
     again = walk(data)
-    check_rewrite(walked, again, edits, root)
-    return data, again
+    check_rewrite(walked, again, edits, work.root)
+    return again

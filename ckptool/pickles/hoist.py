@@ -198,7 +198,7 @@ class Emitter:
     def emit(self) -> bytes:
         """The edited stream. Raises PickleInvalid where a definition leads into itself."""
         self.lost = self._lost_slots()
-        memoizes = any(self.data[pos] == 0x94 for pos in self.walked.puts)
+        memoizes = 0x94 in map(self.data.__getitem__, self.walked.puts)
         adds = self.next_slot != self.first_fresh
         self.explicit = memoizes and bool(self.lost or adds or self.spellings)
         self.events = self._events()

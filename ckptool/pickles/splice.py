@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from struct import pack
+from struct import Struct, pack
 from typing import Any
 
 from ckptool.errors import PickleInvalid
@@ -18,7 +18,8 @@ from ckptool.pickles.hoist import Emitter, Replacement
 from ckptool.pickles.nodes import TEXT_OPS, Walked
 
 _LINE_OPS = frozenset((0x56, 0x53, 0x67))
-_COUNT_WIDTH = {0x58: 4, 0x8C: 1, 0x8D: 8, 0x55: 1, 0x54: 4}
+_UINT4 = Struct("<I").unpack_from
+_COUNT_WIDTH = {0x8C: 1, 0x8D: 8, 0x55: 1, 0x54: 4}
 _GET_SIZE = {0x68: 2, 0x6A: 5}
 
 
@@ -83,7 +84,7 @@ def text_literal(text: str) -> bytes:
     return b"X" + pack("<I", len(raw)) + raw
 
 
-def _literal_like(code: int, text: str, decoded: bool) -> bytes:
+def literal_like(code: int, text: str, decoded: bool = False) -> bytes:
     """A literal of the same kind: a Python 2 str stays one where its opcode can hold it, unless
     all are decoded.
     """
@@ -100,6 +101,8 @@ def literal_end(data: bytes, start: int) -> int:
     Raises PickleInvalid for any other opcode: such an occurrence cannot be edited.
     """
     code = data[start]
+    if code == 0x58:
+        return start + 5 + _UINT4(data, start + 1)[0]
     if code in _LINE_OPS:
         return data.index(b"\n", start) + 1
     if code in _GET_SIZE:
@@ -134,7 +137,7 @@ def _string_edits(walked: Walked, edits: Edits, emitter: Emitter) -> None:
             slot = emitter.put_at(at)[0]
             by_slot.setdefault(slot, []).append(_Occurrence(start, end, new, True))
         else:
-            emitter.replace(Replacement(start, end, _literal_like(code, new, edits.decoded)))
+            emitter.replace(Replacement(start, end, literal_like(code, new, edits.decoded)))
     if by_slot:
         uses = emitter.uses_of(by_slot.keys())
         for slot, found in by_slot.items():
@@ -152,11 +155,15 @@ def _shared_string(
     """
     definition = walked.memo_start[slot]
     code = walked.data[definition]
+    first = found[0]
+    if len(found) == 1 and first.start == definition and not uses:  # nearly every key
+        emitter.patch(slot, definition, first.end, literal_like(code, first.new, decoded))
+        return
     news = {occurrence.new for occurrence in found}
     edited = {occurrence.start for occurrence in found}
     if len(news) == 1 and definition in edited and all(use in edited for use in uses):
         end = literal_end(walked.data, definition)
-        emitter.patch(slot, definition, end, _literal_like(code, found[0].new, decoded))
+        emitter.patch(slot, definition, end, literal_like(code, first.new, decoded))
         return
     counts: dict[str, int] = {}
     for occurrence in found:
@@ -168,7 +175,7 @@ def _shared_string(
             end = emitter.put_end(slot)
         emitter.replace(
             Replacement(
-                occurrence.start, end, _literal_like(code, occurrence.new, decoded),
+                occurrence.start, end, literal_like(code, occurrence.new, decoded),
                 fresh=fresh.get(occurrence.new),
             )
         )  # fmt: skip
