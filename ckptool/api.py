@@ -6,24 +6,29 @@ Knows: verbs. Must not know: click; nothing here prints.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Storage, Table, Tensor
+from ckptool.api_tensors import TensorRecord, Weights
+from ckptool.checkpoint import Checkpoint, Extra, Table
 from ckptool.errors import CkptError, UsageError
 from ckptool.keynames import Rule
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, Source
 from ckptool.render import render
 from ckptool.verbs import conversion as _converting
+from ckptool.verbs import devices as _looking
 from ckptool.verbs import report as _reporting
 from ckptool.verbs.convert import build_request, convert_place
-from ckptool.verbs.inspect import Selection, describe, inspect_place
-from ckptool.verbs.reading import opened
+from ckptool.verbs.inspect import Selection, describe, inspect_place, measuring
+from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.tables import choose_table
+
+if TYPE_CHECKING:
+    from ckptool.verbs.stats_plan import Wish
 
 PathLike = str | os.PathLike[str]
 Names = str | Sequence[str]
@@ -35,7 +40,15 @@ class Inspection(_reporting.Inspection):
     """What `inspect` found; as text it is what the command prints."""
 
     def __str__(self) -> str:
-        return render("table", self.to_dict())
+        if self.fit is None:
+            return render("table", self.to_dict())
+        from ckptool.render.fit import fit_text
+
+        report = self.to_dict()
+        fit = fit_text(report)
+        if self.measured is None:
+            return fit
+        return f"{render('table', {**report, 'notes': []})}\n\n{fit}"
 
     def _repr_html_(self) -> str:
         return render("html", self.to_dict())
@@ -56,84 +69,24 @@ class Conversion(_converting.Conversion):
         return f"<pre>{escape(str(self))}</pre>"
 
 
+@dataclass(frozen=True, slots=True)
+class Devices(_looking.Devices):
+    """What `devices` saw; as text it is what the command prints."""
+
+    def __str__(self) -> str:
+        from ckptool.render.devices import devices_text
+
+        return devices_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+
 def _fields(result: Any) -> dict[str, Any]:
     """What a verb returned, for the same record with a look."""
     return {row.name: getattr(result, row.name) for row in fields(result)}
-
-
-class TensorRecord:
-    """One tensor of an open file: its facts at once, its numbers on demand."""
-
-    __slots__ = ("_source", "tensor")
-
-    def __init__(self, tensor: Tensor, source: Source | None) -> None:
-        self.tensor = tensor
-        self._source = source
-
-    @property
-    def key(self) -> str:
-        """Its name in the state_dict."""
-        return self.tensor.key
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """Sizes in elements; None where the file does not say (nested, uninitialised)."""
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> str | None:
-        """Torch's name of the element type."""
-        return self.tensor.dtype.name if self.tensor.dtype else None
-
-    @property
-    def device(self) -> str:
-        """The location tag in the file."""
-        return self.tensor.device
-
-    @property
-    def stride(self) -> tuple[int, ...] | None:
-        """Steps in elements."""
-        return self.tensor.stride
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its elements one after another."""
-        return self.tensor.size_bytes
-
-    @property
-    def storage(self) -> Storage | None:
-        """Where its bytes lie."""
-        return self.tensor.storage
-
-    @property
-    def requires_grad(self) -> bool | None:
-        """As recorded; None where the container does not say."""
-        return self.tensor.requires_grad
-
-    def __repr__(self) -> str:
-        return (
-            f"<{self.dtype} {list(self.shape or ())} on {self.device}, {self.size_bytes:,} bytes>"
-        )
-
-
-class Weights(Mapping[str, TensorRecord]):
-    """The tensors of one state_dict by key, in file order."""
-
-    def __init__(self, table: Table | None, source: Source | None) -> None:
-        tensors = table.tensors if table is not None else ()
-        self._rows = {tensor.key: TensorRecord(tensor, source) for tensor in tensors}
-
-    def __getitem__(self, key: str) -> TensorRecord:
-        return self._rows[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} tensors>"
 
 
 class OpenCheckpoint:
@@ -166,12 +119,15 @@ class OpenCheckpoint:
 
     def at(self, path: str | None) -> Weights:
         """The state_dict at a dotted path. Raises UsageError when there is none."""
-        return Weights(choose_table(self._checkpoint, path), self._source)
+        return Weights(self._checkpoint, choose_table(self._checkpoint, path), self._source)
 
-    def inspect(self, **selection: Any) -> Inspection:
+    def inspect(self, *, stats: bool = False, hash: bool = False, **selection: Any) -> Inspection:  # noqa: A002
         """The same report as `ckptool.inspect`."""
-        found = describe(self._checkpoint, Selection(**selection))
-        return Inspection(**_fields(found))
+        here = Opened(self._checkpoint, self._source)
+        measure = measuring(here, _wish(stats, hash, None), DEFAULT)
+        return Inspection(
+            **_fields(describe(here.checkpoint, Selection(**selection), None, measure))
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -209,11 +165,37 @@ def inspect(
     sort: str = "order",
     limit: int | None = None,
     index: bool = False,
+    model: Any = None,
+    model_args: Mapping[str, str] | None = None,
+    against: PathLike | None = None,
+    stats: bool = False,
+    hash: bool = False,  # noqa: A002 - the command line's word
+    progress: Callable[[int, int], None] | None = None,
     limits: Limits = DEFAULT,
 ) -> Inspection:
-    """What is in a file: tables, values, wrappers, notes. Raises CkptError."""
-    found = inspect_place(place, Selection(at, only, drop, sort, limit, index), limits)
+    """What is in a file: tables, values, wrappers, notes. Raises CkptError.
+
+    `stats` reads the tensors shown for their range, mean, spread, zeros and NaN, `hash` for the
+    SHA-256 of their bytes; `progress` is called with (bytes done, bytes in all). `model` is a torch.nn.Module or the name of one ("net.py:Net", called with `model_args`),
+    `against` another file: then `.fit` says whether the file fits it, and `.match` how.
+    """
+    asked = None
+    if model is not None or against is not None or model_args:
+        from ckptool.verbs.fitting import ask
+
+        other = None if against is None else os.fspath(against)
+        asked = ask(model, model_args, other, limits)
+    selection = Selection(at, only, drop, sort, limit, index)
+    found = inspect_place(place, selection, limits, asked, _wish(stats, hash, progress))
     return Inspection(**_fields(found))
+
+
+def _wish(stats: bool, hashed: bool, progress: Callable[[int, int], None] | None) -> Wish | None:
+    if not (stats or hashed):
+        return None
+    from ckptool.verbs.stats_plan import Wish
+
+    return Wish(stats, hashed, progress)
 
 
 def convert(
@@ -247,6 +229,10 @@ def convert(
     tied: str = "alias",
     keep_object: bool = False,
     in_place: bool = False,
+    fit: Any = None,
+    model_args: Mapping[str, str] | None = None,
+    partial: bool = False,
+    salvage: bool = False,
     keep_unknown: bool = False,
     check: bool = True,
     fsync: bool = True,
@@ -261,7 +247,7 @@ def convert(
 
     The options are those of the command line; `dtype` also takes a torch.dtype, `rename` are
     (regular expression, new text), `rename_keys` whole keys {old: new}, `progress` is called
-    with (bytes done, bytes in all). Key rules run in the order strip_module, unwrap,
+    with (bytes done, bytes in all); `fit` is a torch.nn.Module or the name of one. Key rules run in the order strip_module, unwrap,
     unwrap_at, strip_prefix, rename, rename_keys, only, drop, add_prefix, add_module_at,
     add_module; `rules` gives them in an order of its own instead:
     [("drop", "fc.*"), ("rename", "^net", "model")].
@@ -294,7 +280,8 @@ def convert(
         entries=_words(drop_entry), compact=compact, dtype=None if dtype is None else str(dtype),
         keep_dtype=_words(keep_dtype), to=to, max_shard_size=max_shard_size,
         extras=None if extras is None else os.fspath(extras), tied=tied, keep_object=keep_object,
-        in_place=in_place,
+        in_place=in_place, fit=fit, model_arguments=tuple((model_args or {}).items()),
+        partial=partial, salvage=salvage,
     )  # fmt: skip
     target = None if output is None else os.fspath(output)
     if in_place:
@@ -327,7 +314,12 @@ def recover(path: PathLike, *, fsync: bool = True, limits: Limits = DEFAULT) -> 
     return restore(os.fspath(path), limits, fsync=fsync)
 
 
+def devices(file: PlaceLike | None = None, *, limits: Limits = DEFAULT) -> Devices:
+    """What CUDA makes visible here and, with a file, whether that fits. Raises CkptError."""
+    return Devices(**_fields(_looking.devices_here(file, limits)))
+
+
 __all__ = [
-    "CkptError", "Conversion", "Inspection", "OpenCheckpoint", "TensorRecord", "Weights",
-    "convert", "inspect", "open", "recover", "undo",
+    "CkptError", "Conversion", "Devices", "Inspection", "OpenCheckpoint", "TensorRecord", "Weights",
+    "convert", "devices", "inspect", "open", "recover", "undo",
 ]  # fmt: skip

@@ -149,7 +149,8 @@ class Tensor:
 
 class Table(NamedTuple):
     """One state_dict found in the file. `kind` is state_dict or module (walked from a whole
-    pickled model). `others` are its entries that are not tensors: (key, value node).
+    pickled model). `others` are its entries that are not tensors: (key, kind of value); where
+    there are any, `order` has all keys as they stand.
     """
 
     path: Path
@@ -159,6 +160,7 @@ class Table(NamedTuple):
     class_name: str | None = None
     duplicate_keys: tuple[str, ...] = ()
     others: tuple[tuple[str, str], ...] = ()
+    order: tuple[str, ...] = ()
 
 
 class Extra(NamedTuple):
@@ -239,3 +241,45 @@ class Changes(NamedTuple):
         """Whether storages go, change or move; without that, only a pickle is edited."""
         parts = (self.drops, self.dtypes, self.entries, self.compact)
         return any(parts) or self.select is not None
+
+
+class Wanted(NamedTuple):
+    """What a model (or another file) has under one key of its state_dict. `kind` is parameter,
+    buffer, extra (`_extra_state`) or tensor (a file does not say which); `shape` is None where
+    any will do (extra state, lazy modules); `tie` is the first key of the tensor it shares, where it does.
+    """
+
+    key: str
+    shape: tuple[int, ...] | None
+    dtype: str | None = None
+    kind: str = "tensor"
+    tie: str | None = None
+
+
+class Mismatched(NamedTuple):
+    """A key that both have, with shapes that differ (in elements). `file_shape` is None where
+    what the file has is no tensor, or one without a shape.
+    """
+
+    key: str
+    file_shape: tuple[int, ...] | None
+    model_shape: tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """What `load_state_dict(strict=False)` would say of a file's keys, as torch orders them.
+    `loaded` are the keys that both have in one shape; `cause` says in a sentence why the rest
+    differs, `fix` is the command that mends it.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing_keys: tuple[str, ...] = ()
+    unexpected_keys: tuple[str, ...] = ()
+    mismatched: tuple[Mismatched, ...] = ()
+    cause: str = ""
+    fix: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is missing, unexpected or mismatched."""
+        return not (self.missing_keys or self.unexpected_keys or self.mismatched)

@@ -170,6 +170,19 @@ class NothingToDo(CkptError):
     exit_status = 1
 
 
+class DoesNotFit(CkptError):
+    """Keys do not match the model: the answer is no."""
+
+    slug = "key-mismatch"
+    exit_status = 1
+
+
+class ModelError(CkptError):
+    """The user's model definition cannot be imported or built, or misbehaves."""
+
+    slug = "model"
+
+
 class Unsupported(CkptError):
     """Something we know and do not do (yet)."""
 

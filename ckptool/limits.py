@@ -44,6 +44,14 @@ class Limits(NamedTuple):
     nested_streams: int = 100_000
     """Legacy streams inside one plain pickle (one a tensor)."""
 
+    value_count: int = 300_000
+    """Plain values beside the tensors, where all are compared: a short pickle can spell more than
+    any memory holds. The largest honest one we know has about 150,000."""
+
+    repeated_bytes: int = 1 << 30
+    """Of a view larger than its storage, which takes elements again and again, for statistics and
+    hashes: four bytes in a file can stand for exabytes."""
+
     listed: int = 50
     """Findings listed before 'and N more'."""
 

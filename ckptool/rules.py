@@ -7,7 +7,8 @@ any rule does, files, tensors.
 2. Rules run in order, each on the names as they stand. Several `only` without a renaming rule
    between them are one rule: a key stays where one of them matches.
 3. Two names that become one are refused at the rule that does it; a key dropped before takes
-   no part. No rule loses a tensor but `only` and `drop`.
+   no part. No rule loses a tensor but `only`, `drop` and `leave-out`, which alone takes what is
+   no tensor too.
 4. What is worth saying about wrappers is judged on the final names.
 
 A new rule is one function and one row in `RULES`.
@@ -25,9 +26,17 @@ from ckptool.keynames import Outcome, Remark, Rule
 from ckptool.wrapping import UNCOUNTED, wrappers
 
 __all__ = [
-    "RULES", "UNCOUNTED", "Outcome", "Remark", "Row", "Rule", "apply", "check_collisions",
+    "OF_TENSORS", "RULES", "UNCOUNTED", "Outcome", "Remark", "Row", "Rule", "apply", "check_collisions",
     "wrappers",
 ]  # fmt: skip
+
+
+def _listed(names: Sequence[str], rule: Rule) -> dict[str, str]:
+    """The names that stand in `pairs`: what --fit found to leave out, tensors or not, which no
+    glob may widen.
+    """
+    listed = dict(rule.pairs)
+    return {name: name for name in names if name in listed}
 
 
 def _matching(names: Sequence[str], rule: Rule) -> dict[str, str]:
@@ -65,13 +74,16 @@ RULES: dict[str, Row] = {
     "rename-file": Row(renaming.rename_file, ("a file of names", "names.json"), renaming.unmatched),
     "only": Row(_matching, _GLOB),
     "drop": Row(_matching, _GLOB),
+    "leave-out": Row(_listed),
 }
-_OF_TENSORS = frozenset({"only", "drop"})
+_LEAVE_OUT = "leave-out"
+OF_TENSORS = frozenset({"only", "drop", _LEAVE_OUT})
+"""Rules that rename nothing."""
 
 
 def apply(rules: Sequence[Rule], keys: Sequence[str], others: Sequence[str] = ()) -> Outcome:
     """Run `rules` over `keys`, the names of tensors, and `others`, names of other entries of the
-    same dict, which no rule drops.
+    same dict, which only `leave-out` drops.
 
     Raises KeyCollision when two names would become one, UsageError on a rule that is none.
     """
@@ -91,7 +103,8 @@ def apply(rules: Sequence[Rule], keys: Sequence[str], others: Sequence[str] = ()
         ends = RULES[rule.name].ends
         notes += ends(names.now) if ends else []
     idle = dict.fromkeys(rule for rule in rules if rule not in worked)
-    return Outcome(names.renames(), tuple(dict.fromkeys(notes)), tuple(idle), names.drops(keys))
+    drops = names.drops([*keys, *others])
+    return Outcome(names.renames(), tuple(dict.fromkeys(notes)), tuple(idle), drops)
 
 
 def _told(names: _Names, rule: Rule, match: Mapping[str, str]) -> list[Remark]:
@@ -134,22 +147,23 @@ class _Names:
 
     def seen_by(self, rule: Rule) -> list[str]:
         """Names a rule may match."""
-        return self.now[: self.tensors] if rule.name in _OF_TENSORS else self.now
+        globs = rule.name in OF_TENSORS and rule.name != _LEAVE_OUT
+        return self.now[: self.tensors] if globs else self.now
 
     def take(self, rule: Rule, found: dict[str, str]) -> None:
         """Do what `rule` means by the names it found."""
         if rule.name == "only":
-            self._keep(found)
+            self._keep({*found, *self.now[self.tensors :]})
         elif not found:
             return
-        elif rule.name == "drop":
-            self._keep(set(self.now[: self.tensors]) - found.keys())
+        elif rule.name in OF_TENSORS:
+            self._keep(set(self.now) - found.keys())
         else:
             self._rename(rule, found)
 
     def _keep(self, wanted: Collection[str]) -> None:
-        stay = [i for i, name in enumerate(self.now) if i >= self.tensors or name in wanted]
-        self.tensors -= len(self.now) - len(stay)
+        stay = [i for i, name in enumerate(self.now) if name in wanted]
+        self.tensors = sum(i < self.tensors for i in stay)
         self.keys = [self.keys[i] for i in stay]
         self.now = [self.now[i] for i in stay]
 
@@ -169,7 +183,7 @@ class _Names:
         return {key: now for key, now in zip(self.keys, self.now, strict=True) if key != now}
 
     def drops(self, keys: Iterable[str]) -> tuple[str, ...]:
-        """The keys of tensors that are gone."""
+        """The keys that are gone."""
         left = set(self.keys)
         return tuple(key for key in dict.fromkeys(keys) if key not in left)
 

@@ -34,6 +34,7 @@ from ckptool.ziplayout import (
 
 _ENCRYPTED = 0x1 | 0x40 | 0x2000  # encrypted, strongly encrypted, headers masked
 _PATCHED = 0x20
+REFUSED_FLAGS = _ENCRYPTED | _PATCHED
 _MODES = (0, 0o10, 0o4)  # Unix file type: unset, regular file, folder
 _LENGTHS, _LENGTHS_AT = struct.Struct("<3H"), 28  # of the name, the extra field, the comment
 AGAIN = "download or copy it again"
@@ -195,7 +196,7 @@ def _check_unusual(
     name: str, flags: int, method: int, one_size: bool, disk: int, attributes: int
 ) -> None:
     """What torch's own entries never have: refused, unless it is harmless."""
-    if flags & (_ENCRYPTED | _PATCHED):
+    if flags & REFUSED_FLAGS:
         what = "encrypted" if flags & _ENCRYPTED else "marked as patch data"
         raise ZipEncrypted(f"a zip entry is {what}", member=name, hint=REPACK)
     if method not in (STORED, DEFLATED):

@@ -141,6 +141,24 @@ def plan_append(
     return b"".join((*pieces, directory, _end_records(count, len(directory), start)))
 
 
+class Expected(NamedTuple):
+    """What torch writes around the bytes of one record."""
+
+    header: bytes
+    directory: bytes
+
+
+def expected(name: str, size: int, crc: int, offset: int, alignment: int = 64) -> Expected:
+    """Local header and directory entry of a record whose header stands at byte `offset`."""
+    entry = _Placed(name.encode("utf-8"), size, crc, offset)
+    return Expected(_local_header(entry, alignment), _central(entry, crc))
+
+
+def expected_end(count: int, size: int, at: int) -> bytes:
+    """The end records behind a directory of `count` entries in `size` bytes from byte `at`."""
+    return _end_records(count, size, at)
+
+
 def _known_crc(record: Record) -> int | None:
     if total_size(record.parts) != record.size:
         raise ValueError(f"the parts of '{record.name}' do not have {record.size} bytes")

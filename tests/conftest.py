@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("fit_support", "fit_spoiled")
 FIXTURES = Path(__file__).parent / "fixtures"
 
 

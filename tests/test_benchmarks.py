@@ -23,6 +23,25 @@ ROWS = {
         "MB, at most 200: reached",
         "beyond python -c 'import click, tabulate', at most 0.5 s",
     ),
+    "verify": (
+        "python -m zipfile -t",
+        "zlib.crc32 over the file",
+        "torch.load(mmap=True), torch.isfinite",
+        "times a bare CRC pass on the clock, at most 1.3",
+    ),
+    "load": (
+        "ckptool.load(check=False)",
+        "load_file, clone",
+        "times torch.load from start to end, at most 1",
+        "peak memory: ",
+        "beyond import torch: ",
+    ),
+    "diff": (
+        "ckptool diff --bytes",
+        "| cmp |",
+        "torch.load(mmap=True), the same figures",
+        "MB, at most 150: reached",
+    ),
     "walk": ("ckptool.pickles.walk", "pickletools.genops"),
 }
 

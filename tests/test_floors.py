@@ -16,12 +16,13 @@ HOUSE: dict[int, list[set[str]]] = {
     2: [
         {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
         {"writing", "sinks", "targets", "sums", "inplace", "journals"},
-        {"checkpoint"},
+        {"checkpoint", "records"},
         {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
-    3: [{"formats"}, {"values"}, {"compare"}, {"causes"}],
+    3: [{"formats"}, {"values"}, {"compare", "differences", "sides", "alignment", "causes"}],
+    4: [{"models"}],
     5: [{"verbs"}, {"render"}],
-    6: [{"api"}],
+    6: [{"api", "api_verify", "api_compare", "api_load", "api_stats", "api_tensors", "api_into"}],
     7: [{"cli", "__main__"}],
 }  # fmt: skip
 FRONT = "ckptool"
@@ -29,7 +30,7 @@ FRONT = "ckptool"
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 ONE_LOOP = {("pickles.walk", "_run")}
 """The opcode loop: one function, because a call per opcode would double its time."""
-MAY_PRINT = {"cli"}
+MAY_PRINT = {"cli", "models.spec_prints"}  # prints of the user's own net: to stderr
 MAY_OPEN = {
     "places",
     "writing",
@@ -39,7 +40,9 @@ MAY_OPEN = {
     "verbs",
     "cli.main",
 }  # cli.main: only os.devnull
+MAY_READ_ENVIRONMENT = {"cli", "remote", "models.devices"}
 PRINTS = {"print", "echo", "secho", "sys.stdout", "sys.stderr", "sys.exit", "os._exit", "exit"}
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
 OPENS = {"open", "os.open", "io.open", "os.fdopen", "codecs.open", "io.FileIO"}
 
 
@@ -144,6 +147,11 @@ def test_only_the_command_line_prints_or_exits(name: str):
 @pytest.mark.parametrize("name", MODULES)
 def test_only_places_writing_and_verbs_open_files(name: str):
     assert allowed(name, MAY_OPEN) or uses(name, OPENS) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_command_line_and_devices_read_the_environment(name: str):
+    assert allowed(name, MAY_READ_ENVIRONMENT) or uses(name, ENVIRONMENT) == []
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from readme_support import (
+    ROOT,
+    ci_block,
+    commands,
+    expected_status,
+    options_known,
+    options_named,
+    run,
+)
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 STANDING_FOR = {
     "net.pth": "dp_cuda.pth",
@@ -23,42 +28,31 @@ STANDING_FOR = {
 }
 """The README's friendly names for files of tests/fixtures."""
 
-
-def commands() -> list[str]:
-    """The commands of bash blocks and of inline code; no install lines, no patterns."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in re.sub(r"&&\s*\n", "&& ", block).splitlines()]
-    inline = re.findall(
-        r"`(ckptool [^`]* [^`]*)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    )
-    inline = [line for line in inline if re.search(r"\.(pth|safetensors)\b", line)]
-    parts = [part.strip() for line in [*lines, *inline] for part in line.split("&&")]
-    return list(dict.fromkeys(part for part in parts if part.startswith("ckptool ")))
+NET = """
+from torch import nn
 
 
-def expected_status(command: str) -> int:
-    found = re.search(r"# exit (\d+)", command)
-    return int(found[1]) if found else 0
-
-
-def run(argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "ckptool", *argv]
-    return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, encoding="utf-8", check=False
-    )
+class Net(nn.Module):
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.bn = nn.BatchNorm2d(2)
+        self.fc = nn.Linear(8, num_classes)
+"""
+"""The net that dp_cuda.pth was saved from."""
 
 
 def test_the_readme_shows_enough_commands():
-    assert len(commands()) > 20
+    assert len(commands(README)) > 20
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", commands(README))
 def test_a_command_of_the_readme_ends_as_it_says(command: str, tmp_path: Path):
     shutil.copytree(ROOT / "tests" / "fixtures", tmp_path / "tests" / "fixtures")
     shutil.copytree(ROOT / "tests" / "fixtures", tmp_path, dirs_exist_ok=True)
     for name, fixture in STANDING_FOR.items():
         shutil.copy(tmp_path / fixture, tmp_path / name)
+    (tmp_path / "net.py").write_text(NET)
     argv = shlex.split(command, comments=True)[1:]
     if "-o" in argv:
         (tmp_path / argv[argv.index("-o") + 1]).unlink(missing_ok=True)
@@ -71,13 +65,10 @@ def test_a_command_of_the_readme_ends_as_it_says(command: str, tmp_path: Path):
 
 
 def test_every_option_the_readme_names_exists(tmp_path: Path):
-    helps = "".join(run([verb, "--help"], tmp_path).stdout for verb in ("inspect", "convert"))
-    ours = re.sub(r"^.*(?:pip install|pytest).*$", "", README, flags=re.MULTILINE)
-
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours))
+    named = options_named(README)
 
     assert "--to-cpu" in named
-    assert {option for option in named if option not in helps} == set()
+    assert named - options_known(tmp_path) == set()
 
 
 def test_the_screen_is_what_is_printed(tmp_path: Path):
@@ -90,4 +81,4 @@ def test_the_screen_is_what_is_printed(tmp_path: Path):
 
 def test_the_readme_has_the_blocks_that_ci_runs():
     for name in ("try", "test"):
-        assert re.search(rf"^<!-- ci: {name} -->\n```bash\n", README, re.MULTILINE)
+        assert ci_block(README, name)

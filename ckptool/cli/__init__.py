@@ -1,1 +1,1 @@
-"""The command line. Only this room prints, exits or reads the environment."""
+"""The command line. Only this room prints or exits; it and `models.devices` read the environment."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ckptool.cli.options import Command, options, ordered
+from ckptool.cli.options import Command, model_arguments, options, ordered
 from ckptool.cli.output import echo, summary
 from ckptool.errors import UsageError
 from ckptool.keynames import Rule
@@ -35,10 +35,10 @@ _RULES = {
 }
 _FLAGS = ("to_cpu", "to_gpu", "map_location",
           "strip_module", "add_module", "keep_module", "add_module_at", "unwrap", "unwrap_at",
-          "strip_prefix", "add_prefix", "rename", "rename_file", "at_many",
+          "strip_prefix", "add_prefix", "rename", "rename_file", "at_many", "fit", "model_arg", "partial",
           "select", "only_tensors", "drop_tensors", "drop_entry", "compact", "dtype", "keep_dtype",
           "output", "to", "max_shard_size", "extras", "tied", "keep_object", "in_place", "undo",
-          "force", "dry_run", "recover", "keep_unknown", "no_check", "no_fsync")  # fmt: skip
+          "force", "dry_run", "recover", "salvage", "keep_unknown", "no_check", "no_fsync")  # fmt: skip
 
 
 @click.command(
@@ -71,7 +71,9 @@ def command(ctx: click.Context, /, file: str, **flags: Any) -> None:
         select=flags["select"], entries=tuple(flags["drop_entry"]), compact=flags["compact"],
         dtype=flags["dtype"], keep_dtype=tuple(flags["keep_dtype"]), to=flags["to"],
         max_shard_size=flags["max_shard_size"], extras=flags["extras"], tied=flags["tied"],
-        keep_object=flags["keep_object"], in_place=flags["in_place"],
+        keep_object=flags["keep_object"], in_place=flags["in_place"], fit=flags["fit"],
+        partial=flags["partial"], model_arguments=model_arguments(flags["model_arg"]),
+        salvage=flags["salvage"],
     )  # fmt: skip
     if request.in_place:
         from ckptool.verbs.appending import convert_in_place
@@ -81,6 +83,8 @@ def command(ctx: click.Context, /, file: str, **flags: Any) -> None:
         with _Bar() as bar:
             done = convert_place(file, flags["output"], request, progress=bar.show)
     _print(done, flags)
+    if done.lost:
+        ctx.exit(1)
 
 
 def _rules(ctx: click.Context) -> list[Rule]:

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptool.cli.options import Command, options
+from ckptool.cli.options import Command, model_arguments, options
 from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
+from ckptool.cli.progress import Bar
 from ckptool.errors import CkptError, UsageError
 from ckptool.verbs.inspect import Selection, inspect_place
 from ckptool.verbs.report import Inspection
+
+if TYPE_CHECKING:
+    from ckptool.verbs.fitting import Asked
+    from ckptool.verbs.stats_plan import Wish
 
 _TEXT = ("table", "tree")  # these print their notes themselves
 
@@ -25,26 +30,48 @@ _TEXT = ("table", "tree")  # these print their notes themselves
     cls=Command,
     examples=(
         "ckptool inspect net.pth",
-        "ckptool inspect net.pth --only 'fc*' --format markdown",
+        "ckptool inspect net.pth --model net.py:ResNet --model-arg num_classes=10",
+        "ckptool inspect net.pth --stats --only 'fc.*'",
         "ckptool inspect a.pth b.safetensors --json",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path())
-@options("at", "only", "drop", "sort", "limit", "index", "format", "keys")
+@options(
+    "model",
+    "model_arg",
+    "against",
+    "at",
+    "only",
+    "drop",
+    "sort",
+    "limit",
+    "index",
+    "stats",
+    "hash",
+    "format",
+    "keys",
+)
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None:
-    """Show what is in checkpoints: no code of theirs is run, no tensor is read."""
+    """Show what is in checkpoints: no code of theirs is run, no tensor is read unless --stats or
+    --hash ask for it.
+    """
     style = "json" if flags["as_json"] else flags["format_"]
     selection = Selection(
         flags["at"], flags["only"], flags["drop"], flags["sort"], flags["limit"], flags["index"]
     )
     if flags["keys"] and style not in ("table", "plain"):
         raise UsageError("--keys contradicts --format")
+    _refuse_unshown(flags, style)
+    asked = _asked(flags)
     status, reports = 0, []
     for i, file in enumerate(files):
         try:
-            found = inspect_place(file, _limited(selection, style, flags["keys"]))
+            limited = _limited(selection, style, flags["keys"])
+            with Bar("reading") as bar:
+                wish = _wish(flags, bar)
+                found = inspect_place(file, limited, asked=asked, wish=wish)
         except CkptError as error:
             status = max(status, error.exit_status)
             reports.append(error_data(error, file))
@@ -53,7 +80,8 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
             elif flags["debug"]:
                 trace(error)
             continue
-        status = max(status, int(found.could_run_code))
+        unfit = found.fit is not None and not found.fit.fits
+        status = max(status, int(found.could_run_code or unfit))
         reports.append(found.to_dict())
         if style not in ("json", "jsonl"):
             if i and style in _TEXT:
@@ -62,6 +90,32 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
     if style in ("json", "jsonl"):
         _print_data(reports, style, len(files))
     ctx.exit(status)
+
+
+def _refuse_unshown(flags: dict[str, Any], style: str) -> None:
+    """What is read would not be shown. Raises UsageError."""
+    for name in ("stats", "hash"):
+        if flags[name] and (flags["keys"] or style == "tree"):
+            other = "--keys" if flags["keys"] else "--format tree"
+            raise UsageError(f"{other} does not show what --{name} reads", hint="leave one out")
+
+
+def _wish(flags: dict[str, Any], bar: Bar) -> Wish | None:
+    """What to tell of the numbers; None where nothing is asked of them."""
+    if not (flags["stats"] or flags["hash"]):
+        return None
+    from ckptool.verbs.stats_plan import Wish
+
+    return Wish(flags["stats"], flags["hash"], None if flags["quiet"] else bar.show)
+
+
+def _asked(flags: dict[str, Any]) -> Asked | None:
+    """The model or file to compare with, asked for once for all files."""
+    if not (flags["model"] or flags["against"] or flags["model_arg"]):
+        return None
+    from ckptool.verbs.fitting import ask
+
+    return ask(flags["model"], dict(model_arguments(flags["model_arg"])), flags["against"])
 
 
 def _limited(selection: Selection, style: str, keys: bool) -> Selection:
@@ -85,7 +139,13 @@ def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[st
     notes = report["notes"]
     if flags["quiet"]:
         report["notes"] = []
-    text = render(style, report)
+    fitted = found.fit is not None and style in _TEXT
+    text = render(style, {**report, "notes": []} if fitted else report)
+    if fitted:  # with the notes
+        from ckptool.render.fit import fit_text
+
+        fit = fit_text(report)
+        text = f"{text}\n\n{fit}" if flags["index"] or style == "tree" or found.measured else fit
     if text:
         echo(text)
     if style not in _TEXT and not flags["quiet"]:

@@ -21,7 +21,13 @@ from ckptool.errors import CkptError, UsageError
 # name -> (module, one line)
 COMMANDS = {
     "inspect": ("ckptool.cli.inspect", "show what is in checkpoints, and what to do about it"),
+    "diff": ("ckptool.cli.diff", "say what two checkpoints have in common and apart"),
     "convert": ("ckptool.cli.convert", "move between GPU and CPU, add or strip 'module.'"),
+    "verify": ("ckptool.cli.verify", "check that files are whole, and what loading them runs"),
+    "devices": (
+        "ckptool.cli.devices",
+        "show what CUDA makes visible, and whether a file fits on it",
+    ),
 }
 BUG, INTERRUPTED, READER_GONE = 70, 130, 141
 

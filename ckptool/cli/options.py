@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from ckptool.errors import UsageError
+
 ORDER = "ckptool.order"
 """Key in `ctx.meta`: (name, value) of each option in the order of the command line."""
 
@@ -86,6 +88,8 @@ _TABLE: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "add_prefix": (("--add-prefix",), "Names", "put PREFIX before every key (repeatable)", {"multiple": True, "metavar": "PREFIX"}),
     "rename": (("--rename",), "Names", "replace what the regular expression OLD matches by NEW (repeatable)", {"nargs": 2, "multiple": True, "metavar": "OLD NEW"}),
     "rename_file": (("--rename-file",), "Names", "rename whole keys by a JSON object of old to new names (repeatable)", {"multiple": True, "metavar": "F.json"}),
+    "fit": (("--fit",), "Fit", "find the rules that make the file fit a model, path/net.py:Net or package.module:Net", {"metavar": "SPEC"}),
+    "partial": (("--partial",), "Fit", "with --fit: leave out tensors of another shape, and write what fits", {"is_flag": True}),
     "at_many": (("--at",), "Names", "only the state_dict at PATH (repeatable)", {"multiple": True, "metavar": "PATH"}),
     "select": (("--select",), "Parts", "only the state_dict at NAME comes out, bare", {"metavar": "NAME"}),
     "only_tensors": (("--only",), "Parts", "keep only tensors that match GLOB (repeatable; ** crosses dots)", {"multiple": True, "metavar": "GLOB"}),
@@ -106,8 +110,20 @@ _TABLE: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "dry_run": (("-n", "--dry-run"), "Output", "say what would change, write nothing", {"is_flag": True}),
     "recover": (("--recover",), "Safety", "give FILE back after an --in-place that was killed", {"is_flag": True}),
     "keep_unknown": (("--keep-unknown",), "Safety", "copy calls that could run code as they are", {"is_flag": True}),
+    "salvage": (("--salvage",), "Safety", "write what is whole of a damaged FILE, and list the rest (exit status 1 when there is one)", {"is_flag": True}),
     "no_check": (("--no-check",), "Safety", "do not compare recorded checksums while copying", {"is_flag": True}),
     "no_fsync": (("--no-fsync",), "Safety", "do not wait until the disk has everything", {"is_flag": True}),
+    "model": (("--model",), "Fit", "does it fit this model? path/net.py:Net or package.module:Net, built without its numbers", {"metavar": "SPEC"}),
+    "model_arg": (("--model-arg",), "Fit", "NAME=VALUE the model is called with, a Python literal (repeatable)", {"multiple": True, "metavar": "NAME=VALUE"}),
+    "against": (("--against",), "Fit", "does it fit what this file has? A checkpoint, or JSON of keys", {"metavar": "FILE"}),
+    "stats": (("--stats",), "Numbers", "read the tensors shown: min, max, mean, std, norm, zeros, NaN, infinities", {"is_flag": True}),
+    "hash": (("--hash",), "Numbers", "SHA-256 of the bytes of each tensor shown, as if it were contiguous", {"is_flag": True}),
+    "finite": (("--finite",), "Numbers", "count NaN and infinities in every floating tensor", {"is_flag": True}),
+    "strict": (("--strict",), "Compare", "names, devices and order count as differences", {"is_flag": True}),
+    "values": (("--values",), "Compare", "measure how far the numbers are apart: max |d|, cosine, L2, NaN", {"is_flag": True}),
+    "bytes": (("--bytes",), "Compare", "read all bytes, whatever recorded checksums say", {"is_flag": True}),
+    "atol": (("--atol",), "Compare", "numbers this close are the same: |a - b| <= ATOL + RTOL * |b| (implies --values)", {"type": float, "metavar": "ATOL"}),
+    "rtol": (("--rtol",), "Compare", "the same, relative to b", {"type": float, "metavar": "RTOL"}),
     "at": (("--at",), "Rows", "show the state_dict at PATH ('.' is the root)", {"metavar": "PATH"}),
     "only": (("--only",), "Rows", "only keys that match GLOB (repeatable; ** crosses dots)", {"multiple": True, "metavar": "GLOB"}),
     "drop": (("--drop",), "Rows", "leave out keys that match GLOB (repeatable)", {"multiple": True, "metavar": "GLOB"}),
@@ -143,3 +159,14 @@ def ordered(ctx: click.Context) -> list[tuple[str, Any]]:
     """(name, value) of every option as it stood on the line."""
     rows: list[tuple[str, Any]] = ctx.meta.get(ORDER, [])
     return rows
+
+
+def model_arguments(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """(name, value) of each `--model-arg NAME=VALUE`. Raises UsageError."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, sign, _) in zip(texts, pairs, strict=True):
+        if not sign or not name.strip().isidentifier():
+            raise UsageError(
+                f"--model-arg is NAME=VALUE, not '{text}'", hint="as in num_classes=10"
+            )
+    return tuple((name.strip(), value) for name, _, value in pairs)

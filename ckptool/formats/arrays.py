@@ -52,7 +52,7 @@ class ArrayReader:
         shape = array_shape(node)
         if shape is None:
             return None
-        dtype_node, fortran, payload = _parts(node)
+        dtype_node, fortran, payload = array_parts(node)
         known = numpy_dtype(dtype_node)
         if known is None or any(size < 0 for size in shape):
             return Tensor("", None, shape, None, 0, None, None, "ndarray")
@@ -95,7 +95,7 @@ def _text_span(data: bytes, start: int) -> Span | None:
     return Span(first, int.from_bytes(data[start + 1 : first], "little"))
 
 
-def _parts(node: Obj) -> tuple[Any, bool, Any]:
+def array_parts(node: Obj) -> tuple[Any, bool, Any]:
     """(dtype node, Fortran order, payload node) of a node that has an `array_shape`."""
     if (global_name(node.fn) or "").endswith(".numeric._frombuffer"):
         payload, dtype, _, order = items_of(node.args) or [None] * 4

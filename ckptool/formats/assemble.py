@@ -22,6 +22,9 @@ from ckptool.pickles.nodes import Obj, Walked
 from ckptool.pickles.walk import walk
 from ckptool.places import Source
 
+BEFORE = "before that it would call"
+"""What the error of a damaged pickle says of calls that loaders make before they meet the damage."""
+
 
 class PickleHandle(NamedTuple):
     """What a rewrite needs again: the walked pickle, what was found in it, the container's own."""
@@ -38,9 +41,10 @@ def walk_checked(data: bytes, start: int, limits: Limits, member: str) -> Walked
         return walk(data, start, limits, member)
     except CkptError as error:
         partial = getattr(error, "partial", None)
-        calls = [g for g in Judge(partial, member).run() if g.verdict == CODE] if partial else []
+        judged = Judge(partial, member).run() if partial else ()
+        calls = [g for g in judged if g.verdict == CODE and g.detail != "named as a value"]
         if calls:
-            error.text += f"; before that it would call {', '.join(g.name for g in calls[:3])}"
+            error.text += f"; {BEFORE} {', '.join(g.name for g in calls[:3])}"
             error.args = (error.text,)
         raise
 

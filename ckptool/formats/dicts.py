@@ -105,7 +105,15 @@ def metadata_of(node: Any) -> dict[str, Any] | None:
     rows = dict_items((state_items(node) or {}).get("_metadata"))
     if rows is None:
         return None
-    return {
-        key_text(key): {key_text(k): v for k, v, *_ in dict_items(value) or () if type(v) in (*SCALARS, str)}
-        for key, value, *_ in rows
-    }  # fmt: skip
+    return {key_text(key): _plain_values(value) for key, value, *_ in rows}
+
+
+def _plain_values(node: Any, depth: int = 2) -> dict[str, Any]:
+    """Scalars and texts of a dict, and of dicts in it: spectral_norm keeps its version in one."""
+    out: dict[str, Any] = {}
+    for key, value, *_ in dict_items(node) or ():
+        if type(value) in (*SCALARS, str):
+            out[key_text(key)] = value
+        elif depth > 1 and dict_items(value) is not None:
+            out[key_text(key)] = _plain_values(value, depth - 1)
+    return out

@@ -23,6 +23,7 @@ from ckptool.formats.dicts import (
     reconstructed,
     texts_of,
 )
+from ckptool.formats.judge import embedded_class
 from ckptool.formats.measures import global_name, named
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
@@ -217,16 +218,17 @@ class Discoverer:
             else:
                 rest.append((key, value))
                 containers += type(value) not in (*SCALARS, str)
-        if not _is_state_dict(
-            len(tensors), len(rows), containers, len(named)
-        ) or self._holds_weights(rest, tensors):
+        versions = metadata_of(node)
+        is_one = _is_state_dict(len(tensors), len(rows), containers, len(named))
+        if not (is_one or (tensors and versions)) or self._holds_weights(rest, tensors):
             return None
         if all(type(value) not in _NODES for _, value in rest):
             self._leaves.add(id(node))
         names = [tensor.key for tensor in tensors]
-        return Table(path, tuple(tensors), metadata_of(node), "state_dict", None,
+        return Table(path, tuple(tensors), versions, "state_dict", None,
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
-                     tuple((key_text(key), _kind_word(value)) for key, value in rest))  # fmt: skip
+                     tuple((key_text(key), _kind_word(value)) for key, value in rest),
+                     tuple(key_text(row[0]) for row in rows) if rest else ())  # fmt: skip
 
     def _holds_weights(self, rows: list[tuple[Any, Any]], beside: list[Tensor]) -> bool:
         """Whether an entry has more of the weights than the tensors `beside` it, or, where none
@@ -272,7 +274,8 @@ class Discoverer:
 
     def _module_table(self, node: Obj, path: Path) -> Table | None:
         tensors = tuple(self._module_tensors(node, path))
-        return Table(path, tensors, None, "module", global_name(node.fn) or reconstructed(node))
+        name = global_name(embedded_class(node.fn)) or reconstructed(node)
+        return Table(path, tensors, None, "module", name)
 
     def _module_tensors(self, node: Obj, path: Path) -> Iterator[Tensor]:
         """The state_dict of a pickled module, in torch's order: own parameters, own
@@ -316,7 +319,7 @@ class Discoverer:
         """What a quantized layer adds to its state_dict, though it is neither parameter nor
         buffer (torch/ao/nn/quantized/modules/linear.py, _save_to_state_dict).
         """
-        if ".quantized." in (global_name(module.fn) or ""):
+        if ".quantized." in (global_name(embedded_class(module.fn)) or ""):
             for name, value in parts.items():
                 packed = type(value) is Obj and value.state is not None
                 if packed or (name in ("scale", "zero_point") and type(value) in (int, float)):

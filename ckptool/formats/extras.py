@@ -53,17 +53,17 @@ class Describer:
         return Extra(path, _type_word(node), value, self._text(node, value))
 
     def _text(self, node: Any, value: Any) -> str:
-        if type(node) is Obj and global_name(node.fn) in _SETS:
+        if type(node) is Obj and global_name(node.fn) in SETS:
             return f"set of {len(value)}"
         if type(node) is Obj and _special(node) is not None:
             return _short(value)
         if type(node) is Obj and array_shape(node) is not None:
             return f"numpy array {list(array_shape(node) or ())}"
-        if type(node) is Obj and _class_of(node) is not None:
+        if type(node) is Obj and class_of(node) is not None:
             inner = value if isinstance(value, dict) else {}
             shown = ", ".join(f"{k}={_short(v)}" for k, v in list(inner.items())[:6])
             more = ", …" if len(inner) > 6 else ""
-            name = str(_class_of(node)).rpartition(".")[2]
+            name = str(class_of(node)).rpartition(".")[2]
             return f"{name}({shown}{more})"[:_TEXT] if inner else name
         if isinstance(value, dict):
             listed = ", ".join(map(str, list(value)[:8]))
@@ -110,7 +110,7 @@ class Describer:
         values = [value for value, *_ in elements(node)]
         if type(node) is Box or values:
             return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
-        name = _class_of(node)
+        name = class_of(node)
         return f"<{name}>" if name else "<object>"
 
     # -- optimizers --------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _short(value: Any) -> str:
     return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
 
 
-def _class_of(node: Obj) -> str | None:
+def class_of(node: Obj) -> str | None:
     """The class an object is of, seen through copy_reg._reconstructor."""
     name = global_name(node.fn)
     if name in ("copy_reg._reconstructor", "copyreg._reconstructor"):
@@ -220,7 +220,7 @@ def _filling(node: Obj) -> Any:
     return args[0] if len(args) == 1 else None
 
 
-_SETS = ("__builtin__.set", "builtins.set", "__builtin__.frozenset", "builtins.frozenset")
+SETS = ("__builtin__.set", "builtins.set", "__builtin__.frozenset", "builtins.frozenset")
 
 
 def _special(node: Obj) -> Any:
@@ -240,8 +240,8 @@ def _special(node: Obj) -> Any:
     if raw is not None:
         return f"<{len(raw)} bytes>"
     if name.endswith("multiarray.scalar") and len(args) == 2:
-        return _numpy_scalar(args[0], args[1])
-    if name in ("torch.Size", *_SETS) and args:
+        return numpy_scalar(args[0], args[1])
+    if name in ("torch.Size", *SETS) and args:
         inner = args[0]
         items = items_of(inner) if type(inner) is not Box else [v for v, *_ in elements(inner)]
         return [
@@ -254,7 +254,7 @@ _FORMATS = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16"
             "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}  # fmt: skip
 
 
-def _numpy_scalar(dtype: Any, data: Any) -> Any:
+def numpy_scalar(dtype: Any, data: Any) -> Any:
     """The number in numpy's scalar(dtype, bytes); None when it is no plain number."""
     from struct import error, unpack
 
@@ -269,8 +269,8 @@ def _numpy_scalar(dtype: Any, data: Any) -> Any:
 
 def _type_word(node: Any) -> str:
     if type(node) is Obj:
-        name = _class_of(node) or "dict"
-        return "set" if name in _SETS else name
+        name = class_of(node) or "dict"
+        return "set" if name in SETS else name
     if type(node) is Box:
         return {0x7D: "dict", 0x5D: "list"}.get(node.kind, "set")
     if type(node) is Tup:

@@ -103,7 +103,7 @@ class Judge:
         return verdict
 
     def _judge_call(self, call: Obj) -> None:
-        fn = _embedded_class(call.fn)
+        fn = embedded_class(call.fn)
         if type(fn) is GlobalNode and not fn.computed:
             self._callees.add(id(fn))
             module, name = mapped(fn, self.walked.protocol)
@@ -276,7 +276,7 @@ class Judge:
                 stack.extend(item for item in node.items if id(item) not in bound)
                 continue
             for child in children(node):
-                held = _embedded_class(child)
+                held = embedded_class(child)
                 if id(held) in bound and not _made_by(node, child):
                     self._say(
                         bound[id(held)], CODE, at_byte(held) or held.offset, "named as a value"
@@ -328,7 +328,7 @@ def _filled_late(call: Obj) -> bool:
     return state is not None and any(batch.end > state.end for batch in call.batches or ())
 
 
-def _embedded_class(node: Any) -> Any:
+def embedded_class(node: Any) -> Any:
     """The class in a legacy file's ('module', class, file, source); else the node itself."""
     items = items_of(node.pid) if type(node) is Pers else None
     if items and len(items) == 4 and text_of(items[0]) == "module":

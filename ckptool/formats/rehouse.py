@@ -74,9 +74,11 @@ class Rehousing:
 
     def _stays(self, table: Table) -> bool:
         """Whether it comes out: inside what is selected, in no entry that is dropped."""
-        select = self.changes.select or ()
-        dropped = bool(table.path) and table.path[0] in self.changes.entries
-        return table.path[: len(select)] == select and (bool(select) or not dropped)
+        changes, path = self.changes, table.path
+        select = changes.select or ()
+        dropped = bool(path) and path[0] in changes.entries
+        inside = any((path[:i], path[i]) in changes.drops for i in range(len(path)))
+        return path[: len(select)] == select and (bool(select) or not dropped) and not inside
 
     @property
     def generated(self) -> set[int]:

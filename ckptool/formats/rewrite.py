@@ -76,11 +76,12 @@ def rewrite(checkpoint: Checkpoint, changes: Changes, target: str = "") -> Rewri
 
 
 def needs_housing(checkpoint: Checkpoint, changes: Changes, target: str) -> bool:
-    """Whether storages move: parts go, types change, a module becomes a state_dict, or the
-    container is another one.
+    """Whether storages move: parts go, types change, a module becomes a state_dict, the
+    container is another one, or the old one is damaged.
     """
     modules = not changes.keep_object and any(t.kind == "module" for t in checkpoint.tables)
-    return changes.restructures or modules or target != checkpoint.format
+    moved = target != checkpoint.format or "salvaged" in checkpoint.traits
+    return changes.restructures or modules or moved
 
 
 def _respell(walked: Walked, edits: Edits, result: Rewritten, other: bool) -> None:

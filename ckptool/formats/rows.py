@@ -69,7 +69,11 @@ def rows_of(checkpoint: Checkpoint, table: Table, changes: Changes) -> list[Row]
 
 def nested_rows(checkpoint: Checkpoint, table: Table, changes: Changes) -> list[Row]:
     """Tensors below the table's entries that are no tensors themselves, by dotted names."""
-    inside = {key for key, _ in table.others if not any(word in key for word in _SKIPPED)}
+    inside = {
+        key
+        for key, _ in table.others
+        if not any(word in key for word in _SKIPPED) and (table.path, key) not in changes.drops
+    }
     if not inside:
         return []
     depth, found = len(table.path), []

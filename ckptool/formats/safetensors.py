@@ -37,6 +37,17 @@ _WORD = 1 << 64
 
 def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     """Read and check the header. Raises HeaderInvalid or Truncated."""
+    return _read(source, limits)[0]
+
+
+def read_remains(source: Source, limits: Limits) -> tuple[Checkpoint, dict[str, str]]:
+    """The same of a file that is too short for its header: its checkpoint, and
+    {storage key: what became of it} of what is cut. Raises as `read` when the header is damaged.
+    """
+    return _read(source, limits, exact=False)
+
+
+def _read(source: Source, limits: Limits, exact: bool = True) -> tuple[Checkpoint, dict[str, str]]:
     size = int.from_bytes(source.read(0, 8), "little")
     if size > limits.header_bytes:
         raise LimitExceeded("header-bytes", f"a header of {size:,} bytes", path=source.name)
@@ -52,17 +63,27 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     metadata = header.pop("__metadata__", None)
     notes: list[Note] = []
     rows = [_row(key, value, notes, limits) for key, value in header.items()]
-    _check_cover([(begin, end, key) for key, _, _, begin, end in rows], source.size - 8 - size)
+    data_bytes = source.size - 8 - size
+    lost = {} if exact else _cut_rows(rows, data_bytes)
+    _check_cover([(begin, end, key) for key, _, _, begin, end in rows], data_bytes, exact)
     tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
     storages = tuple(t.storage for t in tensors if t.storage is not None)
     extras = _metadata_extras(metadata)
     tensors = _with_aliases(metadata or {}, tensors)
     table = Table((), tensors, _layer_versions(metadata or {}))
-    return Checkpoint(
+    checkpoint = Checkpoint(
         file=source.name, format=NAME, size_bytes=source.size, sources=(source.address,),
         tables=(table,), weights=0, tensors=tensors, storages=storages,
         extras=extras, notes=tuple(notes), handle=metadata,
     )  # fmt: skip
+    return checkpoint, lost
+
+
+def _cut_rows(rows: list[Row], size: int) -> dict[str, str]:
+    """What became of the tensors that do not lie in `size` bytes of data."""
+    return {
+        key: "cut" if begin < size else "cut off" for key, _, _, begin, end in rows if end > size
+    }
 
 
 def _with_aliases(metadata: dict[str, str], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -101,11 +122,14 @@ def _json_of(metadata: dict[str, str], key: str) -> dict[str, Any]:
 def _layer_versions(metadata: dict[str, str]) -> dict[str, Any] | None:
     """A state_dict's `_metadata` as our writer notes it; anything else is left as text."""
     found = _json_of(metadata, LAYER_VERSIONS)
-    plain = all(
-        isinstance(row, dict) and all(isinstance(v, str | int | float | None) for v in row.values())
-        for row in found.values()
-    )
+    plain = all(isinstance(row, dict) and _is_plain(row) for row in found.values())
     return found if plain and LAYER_VERSIONS in metadata else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):  # the version of a spectral_norm stands one level down
+        return all(_is_plain(item) for item in value.values())
+    return isinstance(value, str | int | float | None)
 
 
 def _refuse_pickle(source: Source, data: bytes, limits: Limits) -> None:
@@ -218,16 +242,18 @@ def _whole(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < _WORD for v in values)
 
 
-def _check_cover(spans: list[tuple[int, int, str]], size: int) -> None:
-    """The tensors must tile the data: no hole, no overlap, nothing after the last."""
+def _check_cover(spans: list[tuple[int, int, str]], size: int, exact: bool = True) -> None:
+    """The tensors must tile the data: no hole, no overlap, nothing after the last and, if
+    `exact`, all of the last.
+    """
     at = 0
     for begin, end, key in sorted(spans):
         if begin != at:
             raise HeaderInvalid("bytes overlap or are left out before it", key=key, offset=begin)
         at = end
-    if at > size:
+    if exact and at > size:
         raise Truncated(f"the data should have {at:,} bytes, the file has {size:,}", hint=_AGAIN)
-    if at < size:
+    if at < size:  # perhaps the length of the header is wrong, and all data is elsewhere
         raise HeaderInvalid(f"{size - at:,} bytes after the last tensor", hint=_AGAIN)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Storage
 from ckptool.errors import HeaderInvalid, PickleInvalid, StorageSize, Truncated
-from ckptool.formats.assemble import assemble, walk_checked
+from ckptool.formats.assemble import BEFORE, assemble, walk_checked
 from ckptool.formats.judge import Judge
 from ckptool.formats.measures import View, storage_dtype, whole
 from ckptool.formats.torch_pickle import Located, TensorReader
@@ -27,6 +27,7 @@ SUFFIXES = (".pth", ".pt", ".pth.tar")
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001
 _FIRST_BYTES = 1 << 20
+_LONGEST_NAME = 1 << 10  # of a class, with its module: a read may end inside one
 _PARTS = ("magic number", "protocol version", "system info", "main pickle", "storage keys")
 
 
@@ -42,15 +43,48 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
 
     Raises HeaderInvalid, StorageSize, Truncated (naming what is whole), PickleInvalid.
     """
+    checkpoint, end = _read(source, limits, None)
+    if end > source.size:
+        lost = [
+            t.key
+            for t in checkpoint.tensors
+            if t.storage and any(p.span.end > source.size for p in t.storage.pieces)
+        ]
+        raise cut_error(
+            source,
+            len(checkpoint.tensors),
+            lost,
+            f"cut at {source.size:,} bytes: {end - source.size:,} bytes are missing",
+        )
+    return checkpoint
+
+
+def read_remains(source: Source, limits: Limits) -> tuple[Checkpoint, dict[str, str]]:
+    """The same of a damaged stream whose pickles are whole: its checkpoint, and {storage key: what
+    became of it} of those that are cut or whose count is not the one the pickle gives.
+
+    Raises as `read`, but for those storages.
+    """
+    lost: dict[str, str] = {}
+    checkpoint, _ = _read(source, limits, lost)
+    return checkpoint, lost
+
+
+def _read(source: Source, limits: Limits, lost: dict[str, str] | None) -> tuple[Checkpoint, int]:
+    """The checkpoint and where its data should end; `lost`, where given, takes what is wrong with
+    single storages, which then have no bytes.
+    """
     pickles = _read_pickles(source, limits)
     _check_head(pickles)
     main, keys = pickles[3], _storage_keys(pickles[4])
     sizes = _declared_sizes(main)
-    layout, end = _lay_out(source, keys, sizes, pickles[4].end)
+    layout, end = _lay_out(source, keys, sizes, pickles[4].end, lost)
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
         if key not in layout:
             raise StorageSize(f"storage '{key}' is used and not in the list of stored ones")
+        if lost and key in lost:
+            return (), None
         span = source.absolute(layout[key])
         return ((Piece(0, span),) if span.size else ()), None
 
@@ -77,19 +111,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
         notes=notes,
         judged=verdicts,
     )
-    if end > source.size:
-        lost = [
-            t.key
-            for t in checkpoint.tensors
-            if t.storage and any(p.span.end > source.size for p in t.storage.pieces)
-        ]
-        raise cut_error(
-            source,
-            len(checkpoint.tensors),
-            lost,
-            f"cut at {source.size:,} bytes: {end - source.size:,} bytes are missing",
-        )
-    return checkpoint
+    return checkpoint, end
 
 
 def read_nested(data: bytes, limits: Limits) -> tuple[Storage, Span, list[Global]]:
@@ -124,20 +146,30 @@ def _read_pickles(source: Source, limits: Limits) -> tuple[Walked, ...]:
         try:
             return _walk_all(data, limits)
         except PickleInvalid as error:
-            cut = (
-                (error.offset or 0) >= size - 16
-                or "bytes left" in error.text
-                or "without STOP" in error.text
-            )
-            if size < source.size and cut and size <= limits.pickle_bytes:
+            cut = _cut_text(error, data)
+            near = (error.offset or 0) >= size - _LONGEST_NAME
+            if size < source.size and (cut is not None or near) and size <= limits.pickle_bytes:
                 size = min(source.size, size * 4)
                 continue
-            if cut and error.text.startswith("the pickle ends without STOP"):
-                raise Truncated(
-                    f"the file is cut at {source.size:,} bytes, inside its {error.member}",
-                    hint="download it again",
-                ) from None
+            if cut is not None:
+                text = f"the file is cut at {source.size:,} bytes{cut}, inside its {error.member}"
+                raise Truncated(text, hint="download it again") from None
             raise
+
+
+def _cut_text(error: PickleInvalid, data: bytes) -> str | None:
+    """What else could be wrong than a cut, where the pickle ends too early ('' for nothing); None
+    for an error that has nothing to do with the end.
+    """
+    offset = error.offset or 0
+    if BEFORE in error.text:
+        return None
+    if "bytes left" in error.text:
+        return " or a length in it is wrong"
+    name_ends = data.count(b"\n", offset, offset + _LONGEST_NAME) >= 2
+    at_end = offset >= len(data) - 16 or (data[offset : offset + 1] == b"c" and not name_ends)
+    ends = error.text.startswith(("the pickle ends", "the pickle takes", "an opcode has"))
+    return "" if ends and at_end else None
 
 
 def _walk_all(data: bytes, limits: Limits) -> tuple[Walked, ...]:
@@ -182,9 +214,12 @@ def _declared_sizes(main: Walked) -> dict[str, tuple[DType, int]]:
 
 
 def _lay_out(
-    source: Source, keys: list[str], sizes: dict[str, tuple[DType, int]], at: int
-) -> tuple[dict[str, Span], int]:
-    """The span of each storage, in the order of the key list. Counts on both sides agree."""
+    source: Source, keys: list[str], sizes: dict[str, tuple[DType, int]], at: int,
+    lost: dict[str, str] | None = None,
+) -> tuple[dict[str, Span], int]:  # fmt: skip
+    """The span of each storage, in the order of the key list. Counts on both sides agree; where
+    they do not, and where the file ends too early, `lost` is told, if it is there.
+    """
     layout: dict[str, Span] = {}
     for key in keys:
         if key not in sizes:
@@ -192,7 +227,9 @@ def _lay_out(
         dtype, count = sizes[key]
         if at + 8 <= source.size:
             stored = int.from_bytes(source.read(at, 8), "little", signed=True)
-            if stored != count:
+            if stored != count and lost is not None:
+                lost[key] = f"its count is {stored:,} in its header and {count:,} in the pickle"
+            elif stored != count:
                 raise StorageSize(
                     f"the count of storage '{key}' is {stored:,} in its header and {count:,} in the pickle:"
                     " the file is damaged, or two programs wrote it at once",
@@ -200,6 +237,8 @@ def _lay_out(
                     hint="take another copy of it",
                 )
         layout[key] = Span(at + 8, count * dtype.size_bytes)
+        if lost is not None and layout[key].end > source.size:
+            lost[key] = "cut" if at + 8 < source.size else "cut off"
         at = layout[key].end
     missing = [key for key in sizes if key not in layout]
     if missing:

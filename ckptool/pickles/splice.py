@@ -102,7 +102,7 @@ def literal_end(data: bytes, start: int) -> int:
     """
     code = data[start]
     if code == 0x58:
-        return start + 5 + _UINT4(data, start + 1)[0]
+        return start + 5 + int(_UINT4(data, start + 1)[0])
     if code in _LINE_OPS:
         return data.index(b"\n", start) + 1
     if code in _GET_SIZE:

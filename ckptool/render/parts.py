@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Any
 
+from ckptool.render import stats
 from ckptool.render.text import (
     LONG,
     count,
@@ -116,7 +117,10 @@ def header(report: Report) -> tuple[list[str], set[int]]:
         names.insert(0, "#")
     if any(t.get("kind") not in PLAIN_KINDS for t in tensors):
         names.append("kind")
-    return names, {at for at, name in enumerate(names) if name in ("#", "size")}
+    more = stats.columns(tensors)
+    if "mean" in more:  # where a line has no room for both
+        names = [name for name in names if name not in ("size", "device")]
+    return names + more, {at for at, name in enumerate([*names, *more]) if name in _RIGHT}
 
 
 def cells(report: Report, names: Sequence[str]) -> Iterator[list[str]]:
@@ -139,8 +143,10 @@ CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "size": lambda t: human_bytes(t.get("size_bytes")),
     "device": lambda t: _text(t, "device"),
     "kind": lambda t: _text(t, "kind"),
+    **stats.CELLS,
 }
 """Each column of a key table, by its heading."""
+_RIGHT = {"#", "size", *stats.CELLS} - {"sha256"}
 
 
 def _shares(counts: Mapping[str, int] | None) -> str:

@@ -6,14 +6,19 @@ Knows: the order of the fields. Must not know: files, verbs. No headings, nothin
 from __future__ import annotations
 
 from ckptool.render.parts import Report, shown_tensors
+from ckptool.render.stats import fields, is_measured
 from ckptool.render.text import escape
 
 FIELDS = ("key", "shape", "dtype", "device", "size_bytes")
 
 
 def plain(report: Report) -> str:
-    """key, shape, dtype, device and bytes of each tensor; `?` where unknown."""
-    rows = ([tensor.get(name) for name in FIELDS] for tensor in shown_tensors(report))
+    """key, shape, dtype, device and bytes of each tensor, then what --stats and --hash tell of it;
+    `?` where unknown.
+    """
+    tensors = shown_tensors(report)
+    asked = is_measured(tensors)
+    rows = ([*(t.get(name) for name in FIELDS), *fields(t, *asked)] for t in tensors)
     return "\n".join("\t".join(map(_field, row)) for row in rows)
 
 

@@ -21,6 +21,7 @@ from ckptool.render.parts import (
     shown_tensors,
     top,
 )
+from ckptool.render.stats import fields, is_measured, names_of
 from ckptool.render.text import LONG, UNSAFE_IN_JSON, escape, show
 
 CSV_FIELDS = (
@@ -47,9 +48,12 @@ def csv_text(report: Report) -> str:
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
-    for tensor in shown_tensors(report):
-        writer.writerow([_cell(tensor.get(name)) for name in CSV_FIELDS])
+    tensors = shown_tensors(report)
+    asked = is_measured(tensors)
+    writer.writerow([*CSV_FIELDS, *names_of(*asked)])
+    for tensor in tensors:
+        values = [*(tensor.get(name) for name in CSV_FIELDS), *fields(tensor, *asked)]
+        writer.writerow([_cell(value) for value in values])
     return out.getvalue().rstrip("\n")
 
 

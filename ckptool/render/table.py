@@ -28,7 +28,7 @@ def table(report: Report) -> str:
     """The inspection as a person reads it."""
     names, right = header(report)
     rows = list(cells(report, names))
-    keys = [f"  {line}" for line in _grid([names, *rows], right)] if rows else ["  no tensors"]
+    keys = [f"  {line}" for line in grid([names, *rows], right)] if rows else ["  no tensors"]
     hidden = hidden_line(report)
     if hidden:
         keys.append(f"  {hidden}")
@@ -36,8 +36,10 @@ def table(report: Report) -> str:
     return blocks(top(report), content_lines(report), keys, summary, note_lines(report))
 
 
-def _grid(rows: Sequence[Sequence[str]], right: Set[int]) -> list[str]:
-    """Lines of a table; every cell has passed show(), so tabulate meets no escapes."""
+def grid(rows: Sequence[Sequence[str]], right: Set[int]) -> list[str]:
+    """Lines of a table, `right` its right-aligned columns; every cell has passed show(), so tabulate
+    meets no escapes.
+    """
     if len(rows) > TABULATED:  # tabulate makes a column two wider than its heading: so do we
         names = [f"  {name}" if at in right else f"{name}  " for at, name in enumerate(rows[0])]
         return lay_out([names, *rows[1:]], right)

@@ -34,7 +34,8 @@ def advise(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> tup
     return tuple(found)
 
 
-def _can_convert(checkpoint: Checkpoint) -> bool:
+def can_convert(checkpoint: Checkpoint) -> bool:
+    """Whether a note may offer `ckptool convert` for this file."""
     if any(row.verdict == CODE for row in checkpoint.globals):
         return False
     return "inspect-only" not in checkpoint.traits and checkpoint.format != "hf-shards"
@@ -46,7 +47,7 @@ def _whole(checkpoint: Checkpoint) -> bool:
 
 def _command(checkpoint: Checkpoint, options: str, output: str = "") -> str | None:
     """`ckptool convert FILE …`; None when convert cannot serve this file."""
-    if not _can_convert(checkpoint):
+    if not can_convert(checkpoint):
         return None
     name = checkpoint.file if not checkpoint.file.startswith("-") else f"./{checkpoint.file}"
     words = [options] if options else []

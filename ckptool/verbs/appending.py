@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 
+from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, Unsupported, UsageError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import open_source
 from ckptool.plans import Plan, Written
+from ckptool.rules import OF_TENSORS
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.convert import conversion
 from ckptool.verbs.deciding import decide, refuse_kind
@@ -37,7 +39,11 @@ def convert_in_place(
                 raise Unsupported("a whole pickled model cannot be edited in place",
                                   hint="write another file with -o")  # fmt: skip
             refuse(source, checkpoint)
+            notes: tuple[Note, ...] = ()
+            if request.fit is not None:
+                request, notes = _fitted(checkpoint, request)
             decision = decide(checkpoint, request, _ZIP)
+            decision = decision._replace(notes=(*notes, *decision.notes))
             findings: tuple[str, ...] = ()
             if request.dry_run:
                 data, rewritten = plan_append(source, checkpoint, decision.changes)
@@ -53,3 +59,14 @@ def convert_in_place(
         path, path, checkpoint, request, decision, rewritten, _ZIP, Plan((), ()), written, (),
         time.monotonic() - started,
     )  # fmt: skip
+
+
+def _fitted(checkpoint: Checkpoint, request: Request) -> tuple[Request, tuple[Note, ...]]:
+    """The rules that --fit found. Raises Unsupported where tensors would have to go."""
+    from ckptool.verbs.fitting import fitted
+
+    found, notes = fitted(checkpoint, request)
+    if any(rule.name in OF_TENSORS for rule in found.rules):
+        text = "the model has not all of its keys, and in place nothing can be left out"
+        raise Unsupported(text, hint="write another file with -o")
+    return found, notes

@@ -14,7 +14,8 @@ from ckptool.checkpoint import Note, Path
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """`output` is what -o named, `outputs` the files with their sizes; `mentions` are places
-    that still name a device, `entries_left` what the container or --select left behind.
+    that still name a device, `entries_left` what the container or --select left behind, `lost`
+    what --salvage could not take out of a damaged file: (name, what became of it).
     """
 
     input: str
@@ -33,6 +34,8 @@ class Conversion:
     rename_summary: str = ""
     dtypes: dict[str, int] = field(default_factory=dict)
     size_before: int = 0
+    has_devices: bool = True
+    lost: tuple[tuple[str, str], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -54,6 +57,7 @@ class Conversion:
             "dropped": list(self.dropped),
             "devices": self.devices,
             "device_counts": self.device_counts,
+            "has_devices": self.has_devices,
             "dtypes": self.dtypes,
             "left_behind": [
                 *({"path": list(path), "text": text} for path, text in self.mentions),
@@ -62,6 +66,7 @@ class Conversion:
             "kept": list(self.kept),
             "rename_summary": self.rename_summary,
             "size_before_bytes": self.size_before,
+            "lost": [{"key": key, "text": text} for key, text in self.lost],
             "dry_run": self.dry_run,
             "seconds": round(self.seconds, 3),
             "notes": [{"slug": n.slug, "text": n.text, "command": n.command} for n in self.notes],

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Changes, Checkpoint, Note
 from ckptool.errors import CkptError, UsageError
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_folder
 from ckptool.plans import Literal, Output, Plan, Written
+from ckptool.rules import OF_TENSORS
 from ckptool.sinks import FileSink, FolderSink, check_different
 from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
@@ -25,6 +29,9 @@ from ckptool.verbs.naming import default_output
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.request import SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
+
+if TYPE_CHECKING:
+    from ckptool.verbs.salvage import Salvaged
 
 __all__ = ["Conversion", "Request", "build_request", "convert_place"]
 
@@ -46,33 +53,53 @@ def convert_place(
     started = time.monotonic()
     target_path = _beside(path, request) if output is None else output
     try:
-        with opened(path, limits) as found:
+        with _opened(path, request, limits) as found:
             return _convert(path, target_path, request, found, limits, progress, started)
     except CkptError as error:
         error.path = error.path or path
         raise
 
 
+def _opened(
+    path: str, request: Request, limits: Limits
+) -> AbstractContextManager[Opened | Salvaged]:
+    """The input; with --salvage also a damaged one, without what is lost of it."""
+    if not request.salvage:
+        return opened(path, limits)
+    from ckptool.verbs.salvage import salvaged
+
+    return salvaged(path, limits)
+
+
 def _convert(
-    path: str, output: str, request: Request, found: Opened, limits: Limits,
+    path: str, output: str, request: Request, found: Opened | Salvaged, limits: Limits,
     progress: Progress | None, started: float,
 ) -> Conversion:  # fmt: skip
     checkpoint = found.checkpoint
     check_different(checkpoint.sources, output)
     refuse_kind(checkpoint, request)
+    fit_notes: tuple[Note, ...] = ()
+    if request.fit is not None:
+        from ckptool.verbs.fitting import fitted
+
+        request, fit_notes = fitted(checkpoint, request)
     target = container_of(checkpoint, request, output)
     if request.keep_object and target in ("safetensors", _SHARDS):
         raise UsageError("--keep-object: .safetensors holds tensors, no object")
     sink = None if request.dry_run else _sink(output, target, request)
     decision = decide(checkpoint, request, target)
+    decision = decision._replace(notes=(*fit_notes, *decision.notes))
+    if not isinstance(found, Opened):
+        decision = found.without_lost(decision, target)
     plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     left = left_entries(checkpoint, decision.changes, target)
     plan = _with_extras(plan, checkpoint, request, left)
     done = _run(checkpoint, plan, made, target, sink, request, limits, progress)
-    return conversion(
+    report = conversion(
         path, output, checkpoint, request, decision, made, target, plan, done, left,
         time.monotonic() - started,
     )  # fmt: skip
+    return report if isinstance(found, Opened) else replace(report, lost=found.lost)
 
 
 # -- where and what ----------------------------------------------------------------------------
@@ -103,7 +130,7 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
     if output.lower().endswith(".safetensors"):
         return "safetensors"
     whole = any(table.kind == "module" for table in checkpoint.tables) and not request.keep_object
-    drops = any(rule.name in ("only", "drop") for rule in request.rules)
+    drops = any(rule.name in OF_TENSORS for rule in request.rules)
     parts = whole or drops or request.compact or bool(request.select or request.entries)
     old_types = request.dtype is None or request.dtype.torch_storage is not None
     if checkpoint.format == "torch-legacy" and not parts and old_types:
@@ -185,11 +212,11 @@ def conversion(
         devices=dict(list(retagged)),
         device_counts={f"{old} -> {new}": n for (old, new), n in retagged.items()},
         mentions=tuple(device_mentions(checkpoint)) if moved and pickled and not left else (),
-        entries_left=left, kept=_kept(checkpoint, left, changes.entries),
+        entries_left=left, kept=_kept(checkpoint, left, changes),
         notes=(*decision.notes, *result_notes(checkpoint, request, decision, made, target, done, output)),
         seconds=seconds, dry_run=request.dry_run,
         rename_summary=rename_words(request, bool(decision.renames)), dtypes=dtypes,
-        size_before=checkpoint.size_bytes,
+        size_before=checkpoint.size_bytes, has_devices=target not in ("safetensors", _SHARDS),
     )  # fmt: skip
 
 
@@ -214,10 +241,11 @@ def _planned_outputs(
 
 
 def _kept(
-    checkpoint: Checkpoint, left: tuple[str, ...], dropped: frozenset[str]
+    checkpoint: Checkpoint, left: tuple[str, ...], changes: Changes
 ) -> tuple[str, ...]:
+    gone = {*left, *changes.entries, *(key for path, key in changes.drops if not path)}
     names = (str(extra.path[0]) for extra in checkpoint.extras)
-    return tuple(name for name in names if name not in left and name not in dropped)
+    return tuple(name for name in names if name not in gone)
 
 
 def rename_words(request: Request, renamed: bool) -> str:
@@ -229,6 +257,6 @@ def rename_words(request: Request, renamed: bool) -> str:
         "add-module": "'module.' added",
         "unwrap": "wrappers removed",
     }
-    rules = [rule for rule in request.rules if rule.name not in ("only", "drop")]
+    rules = [rule for rule in request.rules if rule.name not in OF_TENSORS]
     said = [words.get(rule.name, rule.flag) for rule in rules]
     return ", ".join(said) or "'module.' removed"

@@ -10,11 +10,12 @@ from shlex import quote
 from typing import NamedTuple
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Note, Path, Table
+from ckptool.commands import convert_command
 from ckptool.errors import RuleMatchesNothing, Unsupported, UsageError
 from ckptool.formats.rows import odd_keys
 from ckptool.globs import match_glob
 from ckptool.keynames import Rule
-from ckptool.rules import apply
+from ckptool.rules import OF_TENSORS, apply
 from ckptool.values import CASTABLE
 from ckptool.verbs.moving import devices_of
 from ckptool.verbs.naming import suffixed
@@ -64,7 +65,8 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
 
 
 def _in_order(table: Table, drops: frozenset[tuple[Path, str]]) -> list[str]:
-    return [t.key for t in table.tensors if (table.path, t.key) in drops]
+    keys = (*(t.key for t in table.tensors), *(key for key, _ in table.others))
+    return [key for key in keys if (table.path, key) in drops]
 
 
 # -- which part --------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ def _names(
     checkpoint: Checkpoint, tables: Sequence[Table], request: Request, gone: Drops
 ) -> tuple[Renames, Drops, tuple[Note, ...]]:
     rules = list(request.rules)
-    renaming = any(rule.name not in ("only", "drop") for rule in rules)
+    renaming = any(rule.name not in OF_TENSORS for rule in rules)
     if request.device and not renaming and not request.keep_module and not request.keep_object:
         rules.insert(0, Rule("strip-module-if-all"))  # globs see the names that come out
     found: Renames = {}
@@ -194,13 +196,16 @@ def _emptied(tables: Sequence[Table], drops: set[tuple[Path, str]]) -> list[Note
 
 
 def _again(checkpoint: Checkpoint, request: Request, flags: str | None) -> str | None:
-    """The command with the flag that settles what was left."""
+    """The command as it was given, with the flag that settles what was left."""
     if flags is None:
         return None
-    device = {None: "", "cpu": " --to-cpu"}.get(
-        request.device, f" --to-gpu {str(request.device)[5:]}"
+    device = {None: [], "cpu": ["--to-cpu"]}.get(
+        request.device, [f"--to-gpu {str(request.device)[5:]}"]
     )
-    return f"ckptool convert {quote(checkpoint.file)}{device} {flags} -o {quote(suffixed(checkpoint.file, 'plain'))}"
+    places = [f"--at {quote(at)}" for at in request.at]
+    rules = [rule.flag for rule in request.rules if rule.flag != flags]
+    output = f"-o {quote(suffixed(checkpoint.file, 'plain'))}"
+    return convert_command(checkpoint.file, " ".join([*device, *places, *rules, flags, output]))
 
 
 # -- types -------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ Knows: what people want to know of a checkpoint. Must not know: printing, flags 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckptool.checkpoint import Checkpoint, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Note, Table, Tensor
 from ckptool.errors import UsageError
 from ckptool.globs import match_glob
 from ckptool.limits import DEFAULT, Limits
@@ -16,9 +17,16 @@ from ckptool.places import PlaceLike
 from ckptool.rules import wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
-from ckptool.verbs.reading import opened
+from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.report import Inspection
 from ckptool.verbs.tables import choose_table
+
+if TYPE_CHECKING:
+    from ckptool.verbs.fitting import Asked, Fit
+    from ckptool.verbs.stats import Measurement
+    from ckptool.verbs.stats_plan import Wish
+
+    Measure = Callable[[Sequence[Tensor]], Measurement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +42,44 @@ class Selection:
 
 
 def inspect_place(
-    place: PlaceLike, selection: Selection = Selection(), limits: Limits = DEFAULT
+    place: PlaceLike,
+    selection: Selection = Selection(),
+    limits: Limits = DEFAULT,
+    asked: Asked | None = None,
+    wish: Wish | None = None,
 ) -> Inspection:
-    """Open, read and describe one file. Raises CkptError, naming the file."""
+    """Open, read and describe one file; `asked` is a model it is to fit, `wish` what to tell of the
+    numbers of the tensors shown. Raises CkptError, naming the file.
+    """
     with opened(place, limits) as found:
-        return describe(found.checkpoint, selection)
+        return describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
 
 
-def describe(checkpoint: Checkpoint, selection: Selection = Selection()) -> Inspection:
-    """Describe what was read. Raises UsageError for a path or an order that does not exist."""
+def measuring(found: Opened, wish: Wish | None, limits: Limits) -> Measure | None:
+    """A function that reads tensors of an open file; None where nothing is asked of them."""
+    if wish is None or not (wish.stats or wish.hash):
+        return None
+    from ckptool.verbs.stats import measure
+
+    return lambda tensors: measure(found, tensors, wish, limits)
+
+
+def describe(
+    checkpoint: Checkpoint,
+    selection: Selection = Selection(),
+    asked: Asked | None = None,
+    measure: Measure | None = None,
+) -> Inspection:
+    """Describe what was read. Raises UsageError for a path or an order that does not exist, and
+    what `measure` raises, which reads the tensors shown.
+    """
+    found_fit = _fit(checkpoint, selection, asked) if asked is not None else None
     shown = choose_table(checkpoint, selection.at)
+    if found_fit is not None and found_fit.table is not None:
+        shown = found_fit.table
     rows = _select(shown, selection) if shown else ()
     limited = rows[: _limit(selection.limit, len(rows))]
-    index, extra = numbered(checkpoint, shown) if selection.index and shown else ({}, ())
+    index, extra = _index(checkpoint, shown, found_fit) if selection.index else ({}, ())
     wrapped = {
         i: wrappers([t.key for t in table.tensors])
         for i, table in enumerate(checkpoint.tables)
@@ -54,7 +87,35 @@ def describe(checkpoint: Checkpoint, selection: Selection = Selection()) -> Insp
     }
     found = next((tuple(wrapped[i]) for i in wrapped if checkpoint.tables[i] is shown), ())
     notes = (*advise(checkpoint, shown, wrapped), *extra)
-    return Inspection(checkpoint, shown, limited, len(rows), notes, found, index)
+    if found_fit is not None:
+        notes = (*found_fit.notes, *(note for note in notes if note.slug not in _OF_NAMES))
+    measured = None
+    if measure is not None:
+        measured = measure(limited)
+        notes = (*measured.notes, *notes)
+    return Inspection(
+        checkpoint, shown, limited, len(rows), notes, found, index, found_fit, measured
+    )
+
+
+_OF_NAMES = ("module-prefix", "wrapper")  # what a model says of names counts for more
+
+
+def _fit(checkpoint: Checkpoint, selection: Selection, asked: Asked) -> Fit:
+    from ckptool.verbs.fitting import fit
+
+    return fit(checkpoint, asked, selection.at)
+
+
+def _index(
+    checkpoint: Checkpoint, shown: Table | None, found: Fit | None
+) -> tuple[dict[str, str], tuple[Note, ...]]:
+    """Numbers of parameters: the model's own where there is one."""
+    if found is not None and found.asked.is_model:
+        from ckptool.verbs.fitting import numbers
+
+        return numbers(found), ()
+    return numbered(checkpoint, shown) if shown else ({}, ())
 
 
 _LONG, _SCREEN = 200, 100  # a table over 200 rows is cut to 100 on a terminal

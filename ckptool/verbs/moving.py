@@ -37,6 +37,19 @@ def devices_of(
     return found, arguments
 
 
+def gpu_storages(checkpoint: Checkpoint) -> frozenset[str]:
+    """Keys of the storages that are on an accelerator once the file is on one; all of them
+    where no state_dict says what follows.
+    """
+    follow = _cpu_storages_to_move(checkpoint, checkpoint.tables)
+    named = any(table.kind != "tensors" for table in checkpoint.tables)
+    return frozenset(
+        s.key
+        for s in checkpoint.storages
+        if s.device != "meta" and (not named or s.key in follow or is_accelerator(s.device))
+    )
+
+
 def _moved(storage: Storage, device: str | None, moves: frozenset[str]) -> str | None:
     if device is None:
         return None

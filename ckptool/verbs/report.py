@@ -6,17 +6,23 @@ Knows: the schema. Must not know: how it is shown.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Note, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Match, Note, Table, Tensor
 from ckptool.formats import TITLES
 from ckptool.formats.judge import CODE
 from ckptool.verbs.numbering import parameter_count
 
+if TYPE_CHECKING:
+    from ckptool.verbs.fitting import Fit
+    from ckptool.verbs.stats import Measurement
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What `inspect` found. `shown` is the table asked for, `rows` its selected tensors."""
+    """What `inspect` found. `shown` is the table asked for, `rows` its selected tensors, `fit`
+    what a model says of it, where one was asked, `measured` what was told of the numbers of `rows`.
+    """
 
     checkpoint: Checkpoint
     shown: Table | None
@@ -25,6 +31,17 @@ class Inspection:
     notes: tuple[Note, ...]
     wrappers: tuple[tuple[str, int, int], ...]
     index: dict[str, str] = field(default_factory=dict)
+    fit: Fit | None = None
+    measured: Measurement | None = None
+
+    @property
+    def match(self) -> Match | None:
+        """Torch's missing, unexpected and mismatched keys as the file stands, with the cause in
+        a sentence and the command that mends it; None where no model was asked.
+        """
+        if self.fit is None:
+            return None
+        return self.fit.cause.match._replace(cause=self.fit.cause.sentence, fix=self.fit.command)
 
     @property
     def could_run_code(self) -> bool:
@@ -61,6 +78,8 @@ def report(found: Inspection) -> dict[str, Any]:
         "wrappers": [{"name": n, "count": c, "of": of} for n, c, of in found.wrappers],
         "notes": [{"slug": n.slug, "text": n.text, "command": n.command} for n in found.notes],
     }
+    if found.fit is not None:
+        result["match"] = found.fit.to_dict()
     if len(found.rows) < found.row_total:
         result["shown"] = {"total": found.row_total, "shown": len(found.rows)}
     return result
@@ -82,6 +101,10 @@ def _counts(words: Any) -> dict[str, int]:
 def _table(table: Table, found: Inspection) -> dict[str, Any]:
     selected = table is found.shown
     rows = found.rows if selected else table.tensors
+    tensors = [_tensor(t, found.index.get(t.key) if selected else None) for t in rows]
+    if found.measured is not None and selected:
+        for tensor, row in zip(tensors, found.measured.rows, strict=True):
+            tensor.update(found.measured.of(row))
     return {
         "path": list(table.path),
         "kind": table.kind,
@@ -89,7 +112,7 @@ def _table(table: Table, found: Inspection) -> dict[str, Any]:
         "size_bytes": stored_bytes(table.tensors),
         "selected": selected,
         "metadata": dict(table.metadata) if table.metadata else None,
-        "tensors": [_tensor(t, found.index.get(t.key) if selected else None) for t in rows],
+        "tensors": tensors,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ckptool.checkpoint import DTYPE_ALIASES, DTYPES, DType
 from ckptool.errors import UsageError
 from ckptool.keynames import Rule
+from ckptool.rules import OF_TENSORS
 from ckptool.values import CASTABLE
 
 TARGETS = {"zip": "torch-zip", "legacy": "torch-legacy", "safetensors": "safetensors", "shards": "hf-shards"}  # fmt: skip
@@ -29,7 +30,8 @@ _FLOATS = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfl
 class Request:
     """What the user asked for. `device` is 'cpu' or 'cuda:N'; `mapped` are (from, to) tags;
     `rules` in the order given; `keep_module` leaves names alone under a device move; `target`
-    is a container's name; `extras` the path of a JSON file; `shard_bytes` 0 for one file.
+    is a container's name; `extras` the path of a JSON file; `shard_bytes` 0 for one file; `fit`
+    is the SPEC of a model (or, from Python, the model), `model_arguments` texts by name.
     """
 
     device: str | None = None
@@ -53,12 +55,16 @@ class Request:
     tied: str = "alias"
     keep_object: bool = False
     in_place: bool = False
+    fit: Any = None
+    model_arguments: tuple[tuple[str, str], ...] = ()
+    partial: bool = False
+    salvage: bool = False
 
     @property
     def changes_something(self) -> bool:
         """Whether anything but the container is asked to change."""
         names = (self.device, self.mapped, self.rules, self.select, self.entries, self.dtype)
-        return any(names) or self.compact
+        return any(names) or self.compact or self.fit is not None or self.salvage
 
 
 def build_request(*, to_cpu: bool, to_gpu: int | None, **rest: Any) -> Request:
@@ -107,8 +113,14 @@ def _contradictions(request: Request) -> list[tuple[bool, str]]:
          "in place only names and devices can be changed"),
         (request.in_place and bool(request.extras or request.keep_object),
          "in place nothing is left behind and no object changes"),
-        (request.in_place and any(rule.name in ("only", "drop") for rule in request.rules),
+        (request.in_place and any(rule.name in OF_TENSORS for rule in request.rules),
          "in place nothing can be dropped: write another file with -o"),
+        (request.fit is not None and bool(request.rules or request.keep_object or request.keep_module),
+         "fit finds the key rules itself: no other can be given"),
+        (request.fit is None and bool(request.partial or request.model_arguments),
+         "partial and model-arg need fit"),
+        (request.salvage and bool(request.in_place or request.keep_object),
+         "salvage writes another file, tensor by tensor: it contradicts in-place and keep-object"),
         (request.in_place and not request.changes_something, "nothing to do in place: no device and no key rule is given"),
     ]  # fmt: skip
 

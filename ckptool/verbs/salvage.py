@@ -1,0 +1,169 @@
+"""Salvage: what is whole of a damaged file, opened so that it can be converted like any other.
+
+Knows: that a storage is lost when its bytes are not there or have not their checksum.
+Must not know: containers' insides, printing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import CkptError, LimitExceeded, Unsupported
+from ckptool.formats import read
+from ckptool.formats.assemble import PickleHandle
+from ckptool.formats.audit import members_of, storage_members
+from ckptool.formats.salvage import remains
+from ckptool.formats.salvage_parts import Kept, without
+from ckptool.limits import DEFAULT, Limits
+from ckptool.places import PlaceLike, Source, is_folder
+from ckptool.verbs.deciding import Decision
+from ckptool.verbs.opening import open_place
+from ckptool.verbs.verify_sums import Progress, checksums
+
+WITH_IT = "left out as a whole, since tensors of it are lost"
+WRONG = "its bytes do not have their recorded checksum"
+
+
+class Rescue(NamedTuple):
+    """A file as far as it can be read: `error` is why a strict reading refuses it (None: it does
+    not), `lost` says of storages what became of them, `records` names damaged records that are
+    no storages.
+    """
+
+    checkpoint: Checkpoint
+    lost: dict[str, str]
+    error: CkptError | None = None
+    records: tuple[str, ...] = ()
+
+
+def rescue(source: Source, limits: Limits = DEFAULT, progress: Progress | None = None) -> Rescue:
+    """Read a file in spite of damage, every recorded checksum compared.
+
+    Raises the error of the strict reading when nothing can be told in spite of it.
+    """
+    try:
+        checkpoint = read(source, limits)
+    except CkptError as error:
+        return after_refusal(source, limits, error, progress)
+    members = members_of(checkpoint)
+    sums = checksums(source, members, progress)
+    lost: dict[str, str] = {}
+    records: list[str] = []
+    for member, found in zip(members, sums, strict=True):
+        why = found.problem.text if found.problem else WRONG
+        if member.crc is None or (found.problem is None and found.crc == member.crc):
+            continue
+        if member.storage is None:
+            records.append(member.name)
+        else:
+            lost[member.storage] = why
+    return Rescue(checkpoint, lost, None, tuple(records))
+
+
+def after_refusal(
+    source: Source, limits: Limits, error: CkptError, progress: Progress | None = None
+) -> Rescue:
+    """What is whole of a file that a strict reading refuses. Raises `error` when that is unknown, or
+    when the file asks for too much, which no damage explains.
+    """
+    if isinstance(error, LimitExceeded):
+        raise error
+    try:
+        left = remains(source, limits)
+    except CkptError:
+        raise error from None
+    lost = dict(left.lost)
+    members = storage_members(left.checkpoint)
+    for member, found in zip(members, checksums(source, members, progress), strict=True):
+        if found.problem or found.crc != member.crc:
+            lost[member.storage or ""] = found.problem.text if found.problem else WRONG
+    return Rescue(left.checkpoint, lost, error)
+
+
+class Salvaged(NamedTuple):
+    """What `convert --salvage` starts from: as `reading.Opened`, with what is left out of it."""
+
+    checkpoint: Checkpoint
+    source: Source
+    kept: Kept
+
+    @property
+    def lost(self) -> tuple[tuple[str, str], ...]:
+        """(name, what became of it) of tensors, and of entries that go as a whole with them."""
+        return (*self.kept.gone, *((name, WITH_IT) for name in sorted(self.kept.entries)))
+
+    def without_lost(self, decision: Decision, target: str) -> Decision:
+        """The same decision, with what is lost cut out. Raises Unsupported where a container that
+        keeps the pickle would keep something that is lost.
+        """
+        changes, kept = decision.changes, self.kept
+        pickled = target in ("torch-zip", "torch-legacy") and changes.select is None
+        if kept.stuck is not None and pickled:
+            raise kept.stuck
+        entries = changes.entries | kept.entries if pickled else changes.entries
+        return decision._replace(
+            changes=changes._replace(drops=changes.drops | kept.drops, entries=entries)
+        )
+
+
+@contextmanager
+def salvaged(
+    place: PlaceLike, limits: Limits = DEFAULT, progress: Progress | None = None
+) -> Iterator[Salvaged]:
+    """Open a damaged file. Raises CkptError when no tensor of it is whole, naming the file."""
+    if is_folder(place) or str(place).endswith(".index.json"):
+        raise Unsupported("--salvage takes one file", hint="give the damaged shard by itself")
+    source, said = open_place(place)
+    with source:
+        found = rescue(source, limits, progress)
+        damaged = found.error is not None or found.lost or found.records
+        checkpoint = _apart(found.checkpoint) if damaged else found.checkpoint
+        kept = without(checkpoint, found.lost)
+        if found.lost and not any(table.tensors for table in kept.checkpoint.tables):
+            raise CkptError(
+                "no tensor of a state_dict is whole: nothing to write",
+                path=source.name, slug="truncated", hint="find another copy",
+            )  # fmt: skip
+        notes = (*said, *_notes(found, kept))
+        ready = kept.checkpoint._replace(notes=(*notes, *checkpoint.notes))
+        yield Salvaged(ready, source, kept)
+
+
+def _apart(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint without its container, whose records are not all to be copied."""
+    handle = checkpoint.handle
+    if isinstance(handle, PickleHandle):
+        handle = handle._replace(container=None)
+    return checkpoint._replace(handle=handle, traits=checkpoint.traits | {"salvaged"})
+
+
+_SLUG = "salvage"
+_LISTED = 50
+
+
+def _notes(found: Rescue, kept: Kept) -> Iterator[Note]:
+    """What was wrong, and what is not in the output."""
+    if found.error is None and not found.lost and not found.records:
+        yield Note(_SLUG, "nothing is damaged as far as the file can tell: all of it is written")
+    if found.error is not None:
+        yield Note(_SLUG, f"the input is damaged: {found.error.text}")
+    for name in found.records:
+        yield Note(_SLUG, f"the record '{name}' is damaged and left out; it holds no tensor")
+    for name, why in kept.gone[:_LISTED]:
+        yield Note(_SLUG, f"lost: {name} ({why})")
+    if len(kept.gone) > _LISTED:
+        yield Note(_SLUG, f"lost: and {len(kept.gone) - _LISTED:,} more tensors")
+    for name in sorted(kept.entries):
+        yield Note(_SLUG, f"'{name}' is {WITH_IT}")
+    unproven = _unproven(kept.checkpoint)
+    if unproven:
+        yield Note(
+            _SLUG, f"{unproven:,} storages are as long as they must be; no checksum is recorded"
+        )
+
+
+def _unproven(checkpoint: Checkpoint) -> int:
+    return sum(bool(s.pieces) and not s.crc for s in checkpoint.storages)

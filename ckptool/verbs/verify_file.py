@@ -1,0 +1,72 @@
+"""verify of one open file: whether it is whole, and what loading it would run.
+
+Knows: the order in which a file is checked. Must not know: printing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import CkptError
+from ckptool.formats import read
+from ckptool.formats.audit import UNPROVABLE, members_of, odd_head
+from ckptool.formats.audit_users import lost_tensors, named_tensors
+from ckptool.formats.salvage import container_of
+from ckptool.limits import Limits
+from ckptool.places import Source
+from ckptool.verbs.report import title_of
+from ckptool.verbs.verify_findings import code_findings, mends, odd_bytes, odd_numbers, wrong_bytes
+from ckptool.verbs.verify_refused import verify_refused
+from ckptool.verbs.verify_report import Coverage, Verification
+from ckptool.verbs.verify_sums import Progress, checksums
+from ckptool.verbs.verify_torch import loading
+
+_SAID = frozenset(("torchscript", "torch-package", "no-checksums"))  # said as findings
+
+
+def verify_source(
+    source: Source, finite: bool, limits: Limits, progress: Progress | None,
+    said: tuple[Note, ...] = (),
+) -> Verification:  # fmt: skip
+    """Check one open file. Raises CkptError for what is no checkpoint at all."""
+    try:
+        checkpoint = read(source, limits)
+    except CkptError as error:
+        container = container_of(source)
+        if container is None:
+            raise
+        found = verify_refused(source, container, error, finite, limits, progress)
+        return _with_notes(found, said)
+    return _with_notes(_read(source, checkpoint, finite, limits, progress), said)
+
+
+def _with_notes(found: Verification, said: tuple[Note, ...]) -> Verification:
+    return replace(found, notes=(*said, *found.notes)) if said else found
+
+
+def _read(
+    source: Source, checkpoint: Checkpoint, finite: bool, limits: Limits,
+    progress: Progress | None,
+) -> Verification:  # fmt: skip
+    members = members_of(checkpoint)
+    proven = [member for member in members if member.crc is not None]
+    sums = checksums(source, proven, progress)
+    wrong, lost = wrong_bytes(checkpoint, proven, sums)
+    numbers, strange = odd_numbers(source, checkpoint, lost, progress) if finite else (None, [])
+    code = list(code_findings(source, checkpoint, limits))
+    names = lost_tensors(checkpoint, lost)
+    notes = [note for note in checkpoint.notes if note.slug not in _SAID]
+    odd = odd_head(checkpoint)
+    notes += [Note("system-info", odd)] if odd else []
+    damage = (*wrong, *odd_bytes(checkpoint))
+    count = sum(1 for _ in named_tensors(checkpoint))
+    return Verification(
+        checkpoint.file, checkpoint.format, title_of(checkpoint), checkpoint.size_bytes,
+        findings=(*damage, *code, *strange), safe=not code, tensor_count=count, lost=names,
+        coverage=Coverage(len(members), len(proven), sum(member.size for member in proven),
+                          UNPROVABLE.get(checkpoint.format, "")),
+        loading=loading(checkpoint),
+        numbers=numbers,
+        notes=(*notes, *mends(checkpoint, bool(damage), count - len(names), bool(code))),
+    )  # fmt: skip
