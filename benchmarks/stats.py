@@ -44,14 +44,14 @@ for key, tensor in torch.load(path, map_location="cpu", mmap=True).items():
 """
 FILES = {
     "float32": (128, 2**30 // 4 // 128, "float32"),
-    "bfloat16": (128, 2**30 // 2 // 128, "bfloat16"),
+    "bfloat16": (64, 2**29 // 2 // 64, "bfloat16"),
     "float8": (64, 2**28 // 64, "float8_e4m3fn"),
     "many": (10_000, 64, "float32"),
 }
 
 
 def make_files(folder: str, small: bool) -> dict[str, str]:
-    """{name: path}: 1 GiB of float32 and of bfloat16, 256 MiB of float8, 10,000 small tensors."""
+    """{name: path}: 1 GiB of float32, 512 MiB of bfloat16, 256 MiB of float8, 10,000 small tensors."""
     paths = {}
     for name, (count, numel, dtype) in FILES.items():
         numel = numel // 64 if small and name != "many" else numel

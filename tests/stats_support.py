@@ -46,4 +46,5 @@ def digest(tensor):
     """SHA-256 of `tensor.contiguous()`'s bytes."""
     if tensor.is_quantized:
         tensor = tensor.int_repr()
-    return sha256(bytes_of(tensor.detach().resolve_conj().resolve_neg())).hexdigest()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return sha256(bytes_of(plain.clone(memory_format=torch.contiguous_format))).hexdigest()

@@ -42,6 +42,12 @@ ROWS = {
         "torch.load(mmap=True), the same figures",
         "MB, at most 150: reached",
     ),
+    "stats": (
+        "ckptool inspect --stats --hash",
+        "torch.load(mmap=True), its sums in doubles",
+        "times torch's own sums without its import, at most 1",
+        "MB, at most 150: reached",
+    ),
     "walk": ("ckptool.pickles.walk", "pickletools.genops"),
 }
 

@@ -50,7 +50,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "variant", "number"), cells(NAMES, VARIANTS, 7))
+@pytest.mark.parametrize(("name", "variant", "number"), cells(NAMES, VARIANTS, 11))
 def test_the_fix_gives_the_original_back(capsys, name, variant, number):
     check_variant(capsys, name, VARIANTS[variant], number)
 

@@ -21,6 +21,6 @@ def test_the_fix_gives_the_original_back(capsys, name, variant, number):
     check_variant(capsys, name, VARIANTS[variant], number)
 
 
-@pytest.mark.parametrize(("name", "kind", "number"), cells(CASES, UNMENDED, 4))
+@pytest.mark.parametrize(("name", "kind", "number"), cells(CASES, UNMENDED, 8))
 def test_what_no_rule_mends_is_said_exactly(capsys, name, kind, number):
     UNMENDED[kind](capsys, name, "DataParallel" if number % 2 else "plain", number)

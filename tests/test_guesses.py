@@ -303,3 +303,8 @@ def test_names_beyond_all_measure():
         [("x.weight", (2,)), ("y.weight", (3,))], [*wide, ("z" * 1_000_000, (3,))]
     ).after.fits
     assert time.process_time() - started < 10
+
+
+def test_a_rule_that_nobody_could_read_is_none():
+    pairs = {f"{'x' * 1000}.{n}.w": f"{'y' * 1000}.{n}.w" for n in range(3)}
+    assert spell(pairs, list(pairs))[0].name == "rename-file"

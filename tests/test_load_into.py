@@ -156,6 +156,11 @@ def test_rules_of_ones_own(tmp_path):
     assert report.left_out == ("net.extra",)
     with pytest.raises(RuleMatchesNothing, match=r"--strip-prefix other\. matches no key"):
         ckptool.load_into(model, path, rules=[("strip-prefix", "other.")])
+    for odd in ("strip-module", ("rename", "a", "b", "c")):
+        with pytest.raises(UsageError, match="is no row such as"):
+            ckptool.load_into(model, path, rules=[odd])
+    with pytest.raises(UsageError, match="no key rule is called 'strip'"):
+        ckptool.load_into(model, path, rules=[("strip", "net.")])
     with pytest.raises(UsageError, match="rules='all'"):
         ckptool.load_into(model, path, rules="all")
 

@@ -99,6 +99,7 @@ def everything():
     base = torch.randn(40, 50)
     z = torch.randn(30, dtype=torch.complex64)
     return {
+        "empty.first": torch.empty(0),
         "plain": base,
         "transposed": torch.randn(40, 50).t(),
         "permuted": torch.randn(4, 5, 6).permute(2, 0, 1),
@@ -198,6 +199,29 @@ def test_what_cannot_be_told_is_said(tmp_path):
     )
     assert notes["not-measured"].startswith("5 tensors not measured: 'sparse' (")
     assert notes["not-measured"].endswith(" and 2 more")
+
+
+def test_arrays_of_types_that_torch_does_not_have(tmp_path):
+    arrays = {"o": np.array(["a", "b"]), "f": np.arange(3.0), "l": np.ones(2, "f16")}
+    (tmp_path / "n.pkl").write_bytes(pickle.dumps({"model": arrays}))
+    found = ckptool.stats(tmp_path / "n.pkl", hash=True)
+    agrees(found["f"], torch.arange(3.0, dtype=torch.float64))
+    assert found["o"].reason == found["l"].reason == "an array of a type that torch does not have"
+    assert found["o"].sha256 is found["l"].mean is None
+
+
+def test_what_is_not_initialized_and_a_subclass(tmp_path):
+    sd = torch.nn.LazyLinear(3).state_dict()
+    sd["sub"] = torch.ones(3).as_subclass(Sub)
+    found = ckptool.stats(saved(tmp_path / "a.pth", sd), hash=True)
+    assert found["weight"].reason == "not initialized yet"
+    agrees(found["sub"], torch.ones(3))
+    assert ckptool.stats(saved(tmp_path / "b.pth", {"epoch": 3})).rows == ()
+    assert ckptool.stats(saved(tmp_path / "c.pth", {"w": torch.ones(2)}), limit=0).rows == ()
+
+
+class Sub(torch.Tensor):
+    pass
 
 
 def test_nan_is_said_first(tmp_path):

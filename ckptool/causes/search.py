@@ -49,9 +49,8 @@ def _best(trials: Trials) -> Trial:
 
 
 def explains(trials: Trials, trial: Trial) -> bool:
-    """Whether `trial` says why the table does not fit. It makes everything load, or half of what
-    did not load before, or half of what had no place; and half of the names that it changes are
-    the model's then, or half of the model loads by it.
+    """Whether `trial` says why the table does not fit: it makes everything load, or half of what
+    did not load before, or half of what had no place, and no step of it is far-fetched.
     """
     bare = trials.bare
     gain = trial.loaded - bare.loaded
@@ -60,10 +59,7 @@ def explains(trials: Trials, trial: Trial) -> bool:
         return False
     if trial.gap and max(gain, named) * 2 < min(bare.gap, bare.unexpected):
         return False
-    rows = zip(trial.names, trials.keys, strict=True)
-    changed = [name for name, key in rows if name is not None and name != key]
-    landed = sum(name in trials.target.shapes for name in changed)
-    return landed * 2 >= len(changed) or gain * 2 >= trials.target.required
+    return trials.is_sound(trial)
 
 
 def _rivals(trials: Trials, best: Trial) -> tuple[Trial, ...]:

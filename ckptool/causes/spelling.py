@@ -19,6 +19,9 @@ from ckptool.rules import apply
 MOST = 8
 """Rules that a person still reads; beyond that the names go into a file."""
 
+_LONGEST = 500
+"""Characters of a rule that a person still reads."""
+
 Pairs = Mapping[str, str]
 _DIGITS = re.compile(r"\d+")
 _START, _END = r"(^|\.)", r"(?=\.|$)"
@@ -93,11 +96,11 @@ def _text(new: str) -> str:
 
 def _few(rows: Iterable[tuple[str, str] | None]) -> list[tuple[str, str]]:
     """Each once, the longest first (`layer1.0` before `layer1`); none at all where a row is None
-    or they are too many to be read.
+    or they are too many or too long to be read.
     """
     found: dict[tuple[str, str], None] = {}
     for row in rows:
-        if row is None:
+        if row is None or len(row[0]) + len(row[1]) > _LONGEST:
             return []
         found[row] = None
         if len(found) > MOST:

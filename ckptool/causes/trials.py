@@ -147,6 +147,7 @@ class Trials:
         self._done: dict[tuple[Rule, ...], Trial | None] = {}
         self.bare = self._count((), self.keys)
         self._done[()] = self.bare
+        self._sound: dict[tuple[Step, ...], bool] = {}
 
     @property
     def all(self) -> list[Trial]:
@@ -191,6 +192,26 @@ class Trials:
                 mismatched += 1
         missing = self.target.required - required
         return Trial(steps, tuple(names), loaded, mismatched, missing, unexpected)
+
+    def is_sound(self, trial: Trial) -> bool:
+        """Whether each step is the model's: half of the names it changes are keys of the model in
+        the end, or fill half of the model.
+        """
+        if trial.steps not in self._sound:
+            self._sound[trial.steps] = all(self._lands(trial, at) for at in range(len(trial.steps)))
+        return self._sound[trial.steps]
+
+    def _lands(self, trial: Trial, at: int) -> bool:
+        before = self.run(self.bare, *trial.steps[:at])
+        after = self.run(self.bare, *trial.steps[: at + 1])
+        if before is None or after is None:
+            return False
+        changed = landed = 0
+        for old, new, name in zip(before.names, after.names, trial.names, strict=True):
+            if name is not None and old != new:
+                changed += 1
+                landed += name in self.target.shapes
+        return landed * 2 >= min(changed, self.target.required)
 
     def sources(self, trial: Trial) -> dict[str, str]:
         """{key of the model: key of the file that would be loaded there}."""

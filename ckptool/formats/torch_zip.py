@@ -189,6 +189,10 @@ def cut_error(source: Source, count: int, lost: list[str], what: str) -> Truncat
     text = f"{what}; {count - len(lost)} of {count} tensors are whole"
     if lost:
         text += f", cut at '{lost[0]}'"
-    error = Truncated(text, path=source.name, hint="download it again")
+    again = "download it again"
+    if len(lost) < count:
+        command = convert_command(source.name, "--salvage -o OUT")
+        again += f", or take what is whole: {command}"
+    error = Truncated(text, path=source.name, hint=again)
     error.findings = tuple(lost)
     return error

@@ -35,6 +35,7 @@ def is_plain(model: torch.nn.Module, state: Iterable[Any]) -> bool:
     tensors = [*model.parameters(), *model.buffers(), *state]
     return (
         type(model).load_state_dict is torch.nn.Module.load_state_dict
+        and "load_state_dict" not in model.__dict__
         and all(map(_is_plain_module, model.modules()))
         and all(map(_is_plain_tensor, tensors))
     )
@@ -72,6 +73,7 @@ class _Kept:
             self._objects.append((optimizer, type(optimizer), optimizer.__dict__.copy()))
             self._contain(optimizer.__dict__.values())
             self._contain(optimizer.param_groups)
+            self._contain(getattr(optimizer, "state", {}).values())
         tensors = {id(t): t for t in _tensors(modules)}.values()
         self._tensors = [
             (tensor, type(tensor), tensor.data, tensor.__dict__.copy(), tensor.requires_grad)
@@ -132,14 +134,14 @@ def _copies(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[Any, Any]]:
         if is_lazy(tensor) or tensor.is_meta:
             continue
         try:
-            storages = [tensor.untyped_storage()]
+            storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse, nested, wrapped: as a whole
             yield tensor.data, tensor.data.clone()
             continue
-        for storage in storages:
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
-                yield storage, storage.clone()  # type: ignore[no-untyped-call]
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            on_cpu = storage.device.type == "cpu"  # a GPU may have no room for two
+            yield storage, storage.clone() if on_cpu else storage.cpu()  # type: ignore[no-untyped-call]
 
 
 def _refill(container: Any, saved: Any) -> None:

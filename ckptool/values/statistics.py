@@ -74,29 +74,47 @@ class Tally(Protocol):
         """Of all elements, each of them `times` over."""
 
 
-def tally(dtype: DType) -> Tally:
+class Room:
+    """Arrays that are used again and again: new memory costs more than what is reckoned in it. One
+    for each thread.
+    """
+
+    def __init__(self) -> None:
+        self.doubles: Any = None
+        self.flags: Any = None
+
+    def make(self, count: int) -> None:
+        """At least so many elements."""
+        import numpy as np
+
+        if self.doubles is None or len(self.doubles) < count:
+            self.doubles, self.flags = np.empty(count), np.empty(count, "?")
+
+
+def tally(dtype: DType, room: Room | None = None) -> Tally:
     """A tally of nothing yet, for a dtype that `has_statistics`."""
-    return _Codes(dtype.name) if dtype.size_bytes == 1 else _Numbers(dtype.name)
+    if dtype.size_bytes == 1:
+        return _Codes(dtype.name)
+    return _Numbers(dtype.name, room or Room())
 
 
 class _Numbers:
     """Elements of more than one byte, block by block."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, room: Room) -> None:
         self._dtype = dtype
+        self._room = room
         self._count = self._zero = self._nan = self._inf = 0
         self._low: Number | None = None
         self._high: Number | None = None
         self._parts = [Moments()] * (2 if dtype.startswith("complex") else 1)
-        self._room: Any = None
-        self._where: Any = None
 
     def add(self, block: Buffer) -> None:
         import numpy as np
 
         with np.errstate(all="ignore"):
             values = _values(block, self._dtype)
-            self._make_room(min(len(values), STEP))
+            self._room.make(min(len(values), STEP))
             for at in range(0, len(values), STEP):
                 self._add(values[at : at + STEP])
 
@@ -126,11 +144,11 @@ class _Numbers:
                 return
             low, high = values.min(), values.max()
         if low <= 0 <= high:
-            where = np.equal(values, 0, out=self._where[: len(values)])
+            where = np.equal(values, 0, out=self._room.flags[: len(values)])
             self._zero += int(np.count_nonzero(where))
         low, high = low.item(), high.item()
         self._widen(low, high)
-        self._take([moments(values, low, high, self._room)])
+        self._take([moments(values, low, high, self._room.doubles)])
 
     def _add_complex(self, values: Any) -> None:
         import numpy as np
@@ -141,7 +159,8 @@ class _Numbers:
             return
         self._zero += int(np.count_nonzero(values == 0))
         sides = [np.ascontiguousarray(side) for side in (values.real, values.imag)]
-        self._take([moments(s, s.min().item(), s.max().item(), self._room) for s in sides])
+        room = self._room.doubles
+        self._take([moments(s, s.min().item(), s.max().item(), room) for s in sides])
 
     def _finite(self, values: Any) -> Any:
         """The finite ones; the others are counted."""
@@ -159,13 +178,6 @@ class _Numbers:
 
     def _take(self, found: list[Moments]) -> None:
         self._parts = [one.joined(two) for one, two in zip(self._parts, found, strict=True)]
-
-    def _make_room(self, count: int) -> None:
-        """Arrays that are used again: new memory costs more than what is reckoned in it."""
-        import numpy as np
-
-        if self._room is None or len(self._room) < count:
-            self._room, self._where = np.empty(count), np.empty(count, "?")
 
 
 def _values(block: Buffer, dtype: str) -> Any:

@@ -240,9 +240,7 @@ def _planned_outputs(
     return tuple(rows)
 
 
-def _kept(
-    checkpoint: Checkpoint, left: tuple[str, ...], changes: Changes
-) -> tuple[str, ...]:
+def _kept(checkpoint: Checkpoint, left: tuple[str, ...], changes: Changes) -> tuple[str, ...]:
     gone = {*left, *changes.entries, *(key for path, key in changes.drops if not path)}
     names = (str(extra.path[0]) for extra in checkpoint.extras)
     return tuple(name for name in names if name not in gone)

@@ -59,7 +59,7 @@ def choose(checkpoint: Checkpoint, asked: Asked, rules: Rules, at: str | None) -
     if isinstance(rules, str):
         raise UsageError(f"rules={rules!r}: 'auto', None or rows such as ('strip-prefix', 'net.')")
     table = _there(checkpoint, choose_table(checkpoint, at))
-    given = tuple(Rule(*row) for row in rules or ())
+    given = tuple(map(_rule, rules or ()))
     outcome = apply(given, *_names(table))
     if outcome.idle:
         text = f"{outcome.idle[0].flag} matches no key; nothing loaded"
@@ -69,6 +69,13 @@ def choose(checkpoint: Checkpoint, asked: Asked, rules: Rules, at: str | None) -
     shapes = {tensor.key: tensor.shape for tensor in table.tensors}
     have = {choice.name(key): shapes.get(key) for key in choice.keys}
     return choice._replace(match=asked.matcher(asked.wanted, have, metadata))
+
+
+def _rule(row: Sequence[str]) -> Rule:
+    if isinstance(row, str) or not 1 <= len(row) <= 3:
+        raise UsageError(f"rules: {row!r} is no row such as ('strip-prefix', 'net.')")
+    name, argument, to = (*row, None, None)[:3]
+    return Rule(str(name), argument, to)
 
 
 def _there(checkpoint: Checkpoint, table: Table | None) -> Table:

@@ -15,7 +15,7 @@ from ckptool.checkpoint import Note, Tensor
 from ckptool.errors import Unsupported
 from ckptool.limits import Limits
 from ckptool.values.equal import Seen
-from ckptool.values.statistics import Statistics, Tally, counts_codes
+from ckptool.values.statistics import Room, Statistics, Tally, counts_codes
 from ckptool.values.stats_streams import all_blocks, in_order, run_blocks
 from ckptool.verbs.diff_files import SideFiles
 from ckptool.verbs.reading import Opened
@@ -134,13 +134,14 @@ def _is_text(tensor: Tensor) -> bool:
 
 def _hand(files: SideFiles, lock: AbstractContextManager[Any]) -> Hand[list[Task], list[_Done]]:
     """A function that works off a lot. What is put in order takes the most memory: one at a time."""
+    room = Room()
 
     def work(lot: list[Task], tick: Tick) -> list[_Done]:
         rows, meter = [], _Meter(tick)
         for task in lot:
             scattered = task.run is None and not in_order(task.view.tensor)
             with lock if scattered else nullcontext():
-                rows.append(_measured(task, files, meter))
+                rows.append(_measured(task, files, room, meter))
         meter.flush()
         return rows
 
@@ -165,10 +166,10 @@ class _Meter:
         self._waiting = 0
 
 
-def _measured(task: Task, files: SideFiles, meter: _Meter) -> _Done:
+def _measured(task: Task, files: SideFiles, room: Room, meter: _Meter) -> _Done:
     """Read it once. Unsupported is a reason, all else is raised."""
     tensor = task.view.tensor
-    total = tally_of(tensor) if task.view.stats else None
+    total = tally_of(tensor, room) if task.view.stats else None
     digest = sha256() if task.view.hash else None
     seen = Seen(tensor, files)
     try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptool.checkpoint import Tensor
 from ckptool.limits import Limits
 from ckptool.values.equal import Run, Seen, has_numbers
-from ckptool.values.statistics import Statistics, Tally, has_statistics, tally
+from ckptool.values.statistics import Room, Statistics, Tally, has_statistics, tally
 from ckptool.values.stats_streams import once, plain_run
 from ckptool.verbs.diff_files import SideFiles
 
@@ -85,10 +85,10 @@ class Plan(NamedTuple):
     total_bytes: int
 
 
-def tally_of(tensor: Tensor) -> Tally:
+def tally_of(tensor: Tensor, room: Room | None = None) -> Tally:
     """A tally of nothing yet for the elements of a tensor."""
     assert tensor.dtype is not None
-    return tally(tensor.dtype)
+    return tally(tensor.dtype, room)
 
 
 def planned(files: SideFiles, tensors: Sequence[Tensor], wish: Wish, limits: Limits) -> Plan:
@@ -119,12 +119,18 @@ _WITHOUT = {
     "meta": "a meta tensor, which has no numbers",
     "uninitialized": "not initialized yet",
 }
+_UNREADABLE = {
+    "subclass": "a tensor subclass, which is made of others",
+    "foreign": "kept in a way that only its own class reads",
+}
 
 
 def _view(tensor: Tensor, wish: Wish, limits: Limits) -> View:
     dtype = tensor.dtype
-    if dtype is None or tensor.kind in _WITHOUT or not has_numbers(tensor):
-        return View(tensor, False, False, _WITHOUT.get(tensor.kind, "no numbers in the file"))
+    if tensor.kind in _WITHOUT:
+        return View(tensor, False, False, _WITHOUT[tensor.kind])
+    if dtype is None or not has_numbers(tensor):
+        return View(tensor, False, False, _unreadable(tensor))
     bare, times = once(tensor)
     lacking = "" if has_statistics(dtype) else f"torch has no numbers for {dtype.name}"
     no_stats = lacking or _too_often(bare, limits)
@@ -136,6 +142,12 @@ def _view(tensor: Tensor, wish: Wish, limits: Limits) -> View:
     if hashed:  # one pass over all of it for both
         bare, times = tensor, 1
     return View(bare, stats, hashed, reason, times)
+
+
+def _unreadable(tensor: Tensor) -> str:
+    if tensor.kind == "ndarray" and tensor.dtype is None:
+        return "an array of a type that torch does not have"
+    return _UNREADABLE.get(tensor.kind, "its numbers do not lie in the file in one piece")
 
 
 def _too_often(tensor: Tensor, limits: Limits) -> str:
@@ -164,9 +176,9 @@ def _item(tensor: Tensor) -> int:
 def _lots(tasks: Sequence[Task]) -> list[list[Task]]:
     """Neighbours together, until they have about LOT bytes."""
     lots: list[list[Task]] = []
-    size = LOT
+    size = 0
     for task in tasks:
-        if size + task.size_bytes > LOT:
+        if not lots or size + task.size_bytes > LOT:
             lots.append([])
             size = 0
         lots[-1].append(task)

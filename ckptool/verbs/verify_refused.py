@@ -68,7 +68,7 @@ def verify_refused(
         coverage=Coverage(stored, len(members), sum(m.size for m in members), text),
         loading=Loading(None, "", loading(checkpoint).blockers),
         numbers=numbers,
-        notes=(*_hints(error), *mends(checkpoint, True, count - len(names), bool(code))),
+        notes=tuple(mends(checkpoint, True, count - len(names), bool(code))) or _hints(error),
     )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""The nouns of the hostile corpus: a case is a file, what it tries, and the right answers.
+
+Knows: exit statuses and slugs. Must not know: how files are made, or how commands are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+DONE, NO, TROUBLE = 0, 1, 2
+
+
+class Want(NamedTuple):
+    """Exit statuses, and the slug of the refusal or of a note that must stand in `--json`.
+
+    `diff` is against the plain control: 0 the same, 1 something differs, 2 refused. The API
+    answers as `inspect` and the two conversions do, by exceptions of the same status and slug.
+    """
+
+    inspect: int
+    verify: int
+    pth: int
+    safetensors: int
+    diff: int
+    slug: str = ""
+
+
+class Special(NamedTuple):
+    """A file that is none: `kind` is fifo, folder or link; `target` is where a link leads."""
+
+    kind: str
+    target: str = ""
+
+
+Content = bytes | Special
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row. `make` gives the bytes of `file`, or several files of a folder by name.
+
+    `seconds` of CPU and `megabytes` over the tool's own are what each single answer may take;
+    `long` names operations that only the long run tries. `keys` are all keys of what comes out.
+    `weights` are the values that a tensor of this name must have wherever it comes out.
+    """
+
+    name: str
+    tries: str
+    want: Want
+    make: Callable[[], bytes | dict[str, Content]]
+    file: str = "net.pth"
+    seconds: float = 1.0
+    megabytes: int = 256
+    long: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    weights: bool = True
+
+    def files(self) -> dict[str, Content]:
+        made = self.make()
+        return made if isinstance(made, dict) else {self.file: made}
+
+
+SAME = Want(DONE, DONE, DONE, DONE, DONE)
+OTHER = SAME._replace(diff=NO)
+CODE = Want(NO, NO, TROUBLE, DONE, NO, "unsafe-pickle")
+
+
+def refused(slug: str) -> Want:
+    """What every verb refuses in the same words."""
+    return Want(TROUBLE, TROUBLE, TROUBLE, TROUBLE, TROUBLE, slug)
+
+
+AMBIGUOUS = refused("zip-ambiguous")
+INVALID = refused("pickle-invalid")
+BOUNDS = refused("tensor-bounds")
+SIZES = refused("storage-size")
+HEADER = refused("header-invalid")
+OTHER_FILE = refused("not-a-checkpoint")
+SHORT = refused("truncated")
+SPECIAL = refused("special-file")
+ESCAPE = refused("path-escape")
