@@ -44,8 +44,10 @@ def reading(document, folder):
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         patch.delitem(sys.modules, "net", raising=False)
-        yield Reader(document, folder)
-        sys.modules.pop("net", None)
+        try:
+            yield Reader(document, folder)
+        finally:
+            sys.modules.pop("net", None)
 
 
 @pytest.fixture(scope="module")

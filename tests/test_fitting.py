@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 import torch
+from fixtures.make_fixtures import absent
 from torch import nn
 from verbs_support import cli
 
@@ -413,3 +414,18 @@ def test_hooks_that_cannot_be_run_are_said_and_never_called_a_fit(here, capsys):
     assert status == 1
     assert [row["match"]["fits"] for row in found] == [False, True]
     assert all("hooks-on-zeros" in [n["slug"] for n in row["notes"]] for row in found)
+
+
+def test_objects_of_a_package_that_is_not_here_can_be_left_behind(here, capsys):
+    net = model()
+    kind = type("Hparams", (), {})
+    with absent("acme.lightning", Hparams=kind):
+        hparams = kind()
+        hparams.lr = 0.1
+        saved("net.pth", net, entries={"hparams": hparams}, prefix="module.")
+    _, out, _ = cli(capsys, "inspect", "net.pth", "--model", "net.py:Net", "--json")
+    note = next(n for n in json.loads(out)["notes"] if n["slug"] == "foreign-beside")
+    assert "acme.lightning.Hparams" in note["text"]
+    words = shlex.split(note["command"])
+    assert cli(capsys, *words[1:])[0] == 0
+    assert equal(loads(model(), words[-1], at=None), net)

@@ -59,9 +59,19 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
         select.path if select is not None and _leaves(checkpoint, select) else None,
         request.compact, request.tied, request.keep_object, request.check,
     )  # fmt: skip
+    if any(rule.name == "leave-out" for rule in request.rules) and select is None:
+        said = (*said, *_of_optimizers(checkpoint, entries))
     flat = {key: new for (_, key), new in renames.items()}
     dropped = (*dict.fromkeys(key for t in tables for key in _in_order(t, drops)), *entries)
     return Decision(changes, flat, dropped, (*notes, *said))
+
+
+def _of_optimizers(checkpoint: Checkpoint, entries: tuple[str, ...]) -> list[Note]:
+    """Its state goes by the number of a parameter, and some of those are left out."""
+    names = [str(e.path[0]) for e in checkpoint.extras if e.type == "optimizer" and e.path]
+    kept = [name for name in dict.fromkeys(names) if name not in entries]
+    text = "'{}' still holds the state of all parameters of the file, and would not load: --drop-entry {}"
+    return [Note("optimizer-whole", text.format(name, quote(name))) for name in kept]
 
 
 def _in_order(table: Table, drops: frozenset[tuple[Path, str]]) -> list[str]:

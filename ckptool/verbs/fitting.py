@@ -7,7 +7,7 @@ answer. Must not know: printing, how a rule is found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 from types import MappingProxyType
@@ -218,7 +218,28 @@ def fit(checkpoint: Checkpoint, asked: Asked, at: str | None = None) -> Fit:
     cause = explain(asked.wanted, checkpoint.tables, checkpoint.weights, asked.matcher, at=place)
     table = next((t for t in checkpoint.tables if t.path == cause.table), None)
     command = _command(checkpoint, cause, asked)
-    return Fit(asked, table, cause, command, (*asked.notes, *asked.heard))
+    beside = _beside(checkpoint, table, cause, asked)
+    return Fit(asked, table, cause, command, (*asked.notes, *asked.heard, *beside))
+
+
+def _beside(
+    checkpoint: Checkpoint, table: Table | None, cause: Cause, asked: Asked
+) -> Iterator[Note]:
+    """What stands in the way though names and shapes agree."""
+    if table is not None and table.kind == "tensors":
+        text = "the file holds no state_dict: the keys are places of tensors in it"
+        yield Note("places-as-keys", text)
+    foreign = [row.name for row in checkpoint.globals if row.verdict == "foreign"]
+    if foreign and table is not None and table.path and table.kind == "state_dict":
+        options = _options(cause, asked)
+        select = "" if "--select" in options else f"--select {quote(path_name(table.path))} "
+        output = quote(suffixed(checkpoint.file, "fit"))
+        text = f"torch.load needs the package of {some(foreign)} for this file; the weights alone need none"
+        yield Note(
+            "foreign-beside",
+            text,
+            convert_command(checkpoint.file, f"{select}{options} -o {output}"),
+        )
 
 
 def _command(checkpoint: Checkpoint, cause: Cause, asked: Asked) -> str | None:
@@ -281,7 +302,7 @@ def fitted(checkpoint: Checkpoint, request: Request) -> tuple[Request, tuple[Not
     return replace(
         request, rules=(*found.cause.rules, *leave), keep_module=True, at=(place,),
         select=place or "." if other else request.select,
-    ), (*found.notes, *_said(found), *(_of_optimizers(checkpoint, request) if leave else ()))  # fmt: skip
+    ), (*found.notes, *_said(found))  # fmt: skip
 
 
 def _held(found: Fit, names: Sequence[str]) -> bool:
@@ -310,14 +331,6 @@ def _said(found: Fit) -> list[Note]:
         text = f"{len(rows):,} left out, being of another shape: {some(rows)}"
         said.append(Note("fit-mismatched", text))
     return said
-
-
-def _of_optimizers(checkpoint: Checkpoint, request: Request) -> list[Note]:
-    """Its state goes by the number of a parameter, and some of those are left out."""
-    names = [str(e.path[0]) for e in checkpoint.extras if e.type == "optimizer" and e.path]
-    kept = [name for name in dict.fromkeys(names) if name not in request.entries]
-    text = "'{}' still holds the state of all parameters of the file, and would not load: --drop-entry {}"
-    return [Note("optimizer-whole", text.format(name, quote(name))) for name in kept]
 
 
 def _does_not_fit(checkpoint: Checkpoint, found: Fit) -> CkptError:

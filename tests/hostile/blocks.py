@@ -9,7 +9,19 @@ from __future__ import annotations
 import json
 import struct
 
-from formats_support import FLOAT, HOOKS, MAGIC, SIX, call, dictionary, name, op, storage, tensor, tup
+from formats_support import (
+    FLOAT,
+    HOOKS,
+    MAGIC,
+    SIX,
+    call,
+    dictionary,
+    name,
+    op,
+    storage,
+    tensor,
+    tup,
+)
 from hostile.zipbytes import Entry, zipped
 
 COMMAND = 'touch "$MARKER"'
@@ -78,7 +90,9 @@ def net(pickle: bytes | Entry | None = None, storages: object = None, **more: ob
     return zipped(entries(pickle, storages, **more))  # type: ignore[arg-type]
 
 
-def stored(key: str = "0", count: object = 6, kind: object = FLOAT, location: object = "cpu") -> bytes:
+def stored(
+    key: str = "0", count: object = 6, kind: object = FLOAT, location: object = "cpu"
+) -> bytes:
     """A persistent id whose parts may be anything."""
     return tup("storage", kind, key, location, count) + b"Q"
 
@@ -87,9 +101,7 @@ def old_storage(key: str = "0", count: int = 6, view: object = None) -> bytes:
     return tup("storage", FLOAT, key, "cpu", count, view) + b"Q"
 
 
-OLD_PLAIN = ordered(
-    ("w", tensor(old_storage())), ("b", tensor(old_storage("1", 2), 0, (2,), (1,)))
-)
+OLD_PLAIN = ordered(("w", tensor(old_storage())), ("b", tensor(old_storage("1", 2), 0, (2,), (1,))))
 OLD_DATA = struct.pack("<q", 6) + SIX + struct.pack("<q", 2) + TWO
 
 
@@ -129,9 +141,47 @@ def one(tensor_ops: bytes) -> bytes:
 
 
 __all__ = [
-    "B", "BAD", "BUILD", "COMMAND", "FLOAT", "HOOKS", "MAGIC", "MARK", "MEMOIZE", "NEWOBJ",
-    "OLD_DATA", "OLD_PLAIN", "PLAIN", "POP", "ROWS", "ROW_B", "ROW_W", "SHOWN", "SIX", "SOURCE",
-    "STACK_GLOBAL", "STOP", "STORED", "TWO", "W", "before", "call", "dictionary", "entries",
-    "looked_up", "name", "net", "old", "old_storage", "one", "op", "ordered", "safe", "storage",
-    "stored", "stream", "tensor", "tup",
+    "BAD",
+    "BUILD",
+    "COMMAND",
+    "FLOAT",
+    "HOOKS",
+    "MAGIC",
+    "MARK",
+    "MEMOIZE",
+    "NEWOBJ",
+    "OLD_DATA",
+    "OLD_PLAIN",
+    "PLAIN",
+    "POP",
+    "ROWS",
+    "ROW_B",
+    "ROW_W",
+    "SHOWN",
+    "SIX",
+    "SOURCE",
+    "STACK_GLOBAL",
+    "STOP",
+    "STORED",
+    "TWO",
+    "B",
+    "W",
+    "before",
+    "call",
+    "dictionary",
+    "entries",
+    "looked_up",
+    "name",
+    "net",
+    "old",
+    "old_storage",
+    "one",
+    "op",
+    "ordered",
+    "safe",
+    "storage",
+    "stored",
+    "stream",
+    "tensor",
+    "tup",
 ]  # fmt: skip

@@ -5,13 +5,31 @@ from __future__ import annotations
 import marshal
 
 from hostile.blocks import (
-    BUILD, COMMAND, HOOKS, MARK, MEMOIZE, POP, SOURCE, STACK_GLOBAL, W, before, call,
-    dictionary, looked_up, name, net, old, op, ordered, stream, tensor, tup,
+    BUILD,
+    COMMAND,
+    HOOKS,
+    MARK,
+    MEMOIZE,
+    POP,
+    SOURCE,
+    STACK_GLOBAL,
+    W,
+    before,
+    call,
+    dictionary,
+    looked_up,
+    name,
+    net,
+    old,
+    op,
+    ordered,
+    stream,
+    tensor,
+    tup,
 )  # fmt: skip
-from hostile.cases import CODE, TROUBLE, Case, Want
+from hostile.cases import CODE, CODE_OTHER, INVALID, Case
 
 SYSTEM = name("os", "system")
-BROKEN = Want(TROUBLE, TROUBLE, TROUBLE, TROUBLE, TROUBLE, "pickle-invalid")
 
 
 def popped(gadget: bytes, protocol: int = 2):
@@ -78,13 +96,13 @@ NAMED = (
 
 CASES = (
     *(Case(row[0], row[1], CODE, popped(call(row[2], *row[3]))) for row in NAMED),
-    Case("value", "a call whose result is a value beside the weights", CODE,
+    Case("value", "a call whose result is a value beside the weights", CODE_OTHER,
          valued(call("subprocess.getoutput", COMMAND))),
-    Case("key", "a call whose result is a key", CODE,
+    Case("key", "a call whose result is a key", CODE_OTHER,
          lambda: net(stream(dictionary((call("os.system", COMMAND), 1), ("w", W))))),
-    Case("hook", "a function only named, to be called at backward()", CODE,
+    Case("hook", "a function only named, to be called at backward()", CODE_OTHER,
          valued(tensor(hooks=ordered((0, SYSTEM))))),
-    Case("callback", "a function only named, as a value", CODE, valued(SYSTEM)),
+    Case("callback", "a function only named, as a value", CODE_OTHER, valued(SYSTEM)),
     Case("stack-global", "the name taken from the stack (protocol 4)", CODE,
          popped(looked_up("os", "system") + tup(COMMAND) + b"R", 4)),
     Case("dotted-stdlib", "a harmless module with a dotted name that leaves it", CODE,
@@ -112,10 +130,10 @@ CASES = (
          popped(MARK + name("subprocess", "Popen") + op(["sh", "-c", COMMAND]) + b"o")),
     Case("newobj-ex", "NEWOBJ_EX of a class that runs on construction", CODE,
          popped(name("subprocess", "Popen") + tup(["true"]) + b"}\x92", 4)),
-    Case("extension", "a number registered for os.system, then EXT1: no name in the opcodes", BROKEN,
+    Case("extension", "a number registered for os.system, then EXT1: no name in the opcodes", INVALID,
          popped(call("copyreg.add_extension", "os", "system", 77) + POP
                 + b"\x82\x4d" + tup(COMMAND) + b"R")),
-    Case("computed", "module and name made by str.join", BROKEN,
+    Case("computed", "module and name made by str.join", CODE,
          popped(joined("o", "s") + joined("sys", "tem") + STACK_GLOBAL + tup(COMMAND) + b"R", 4)),
     Case("attribute", "names hidden as attributes of an allowed function", CODE,
          popped(DISGUISED, 4)),
@@ -128,15 +146,17 @@ CASES = (
          popped(b"S'\\157s'\nVsyste\\u006d\n" + STACK_GLOBAL + tup(COMMAND) + b"R", 4)),
     Case("storage-name", "a function whose name ends like a storage type", CODE,
          popped(call("os.systemStorage", COMMAND))),
-    Case("canary-class", "a class of a module that does not exist, built with arguments", CODE,
+    Case("codec", "text decoded by a codec that the file names, which is imported", CODE_OTHER,
+         valued(call("_codecs.encode", "x", "hostile_canary"))),
+    Case("canary-class", "a class of a module that does not exist, built with arguments", CODE_OTHER,
          valued(call("hostile_canary.Thing", 1))),
-    Case("then-invalid", "the payload first, then an invalid opcode", BROKEN,
+    Case("then-invalid", "the payload first, then an invalid opcode", INVALID,
          lambda: net(b"\x80\x02" + call("os.system", COMMAND) + b"\xff\xff")),
-    Case("then-end", "the payload first, then no STOP", BROKEN,
+    Case("then-end", "the payload first, then no STOP", INVALID,
          lambda: net(b"\x80\x02" + call("os.system", COMMAND))),
-    Case("straddle", "a frame that ends inside an opcode: two readers read two programs", BROKEN,
+    Case("straddle", "a frame that ends inside an opcode: two readers read two programs", INVALID,
          lambda: net(straddle())),
-    Case("many-names", "50,000 functions: the answer stays short", CODE,
+    Case("many-names", "50,000 functions: the answer stays short", CODE_OTHER,
          valued(op([name(f"mod{i}", f"f{i}") for i in range(50_000)])), seconds=4),
 )  # fmt: skip
 

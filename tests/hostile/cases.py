@@ -43,7 +43,8 @@ class Case:
 
     `seconds` of CPU and `megabytes` over the tool's own are what each single answer may take;
     `long` names operations that only the long run tries. `keys` are all keys of what comes out.
-    `weights` are the values that a tensor of this name must have wherever it comes out.
+    Every `w` and `b` that comes out has the numbers of the plain control, but where `weights` is
+    false; torch's restricted loader reads what comes out, but where `loads` is false.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Case:
     long: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     weights: bool = True
+    loads: bool = True
 
     def files(self) -> dict[str, Content]:
         made = self.make()
@@ -64,7 +66,8 @@ class Case:
 
 SAME = Want(DONE, DONE, DONE, DONE, DONE)
 OTHER = SAME._replace(diff=NO)
-CODE = Want(NO, NO, TROUBLE, DONE, NO, "unsafe-pickle")
+CODE = Want(NO, NO, TROUBLE, DONE, DONE, "unsafe-pickle")
+CODE_OTHER = CODE._replace(diff=NO)
 
 
 def refused(slug: str) -> Want:

@@ -4,19 +4,49 @@ from __future__ import annotations
 
 import struct
 
+from formats_support import tar
 from hostile.blocks import (
-    B, BAD, COMMAND, MAGIC, OLD_DATA, OLD_PLAIN, PLAIN, POP, SIX, TWO, W, call, net, old,
-    old_storage, op, ordered, stream, tensor, tup,
+    BAD,
+    COMMAND,
+    MAGIC,
+    OLD_DATA,
+    OLD_PLAIN,
+    PLAIN,
+    POP,
+    SIX,
+    TWO,
+    B,
+    W,
+    call,
+    net,
+    old,
+    old_storage,
+    op,
+    ordered,
+    stream,
+    tensor,
+    tup,
 )  # fmt: skip
 from hostile.cases import (
-    BOUNDS, CODE, DONE, HEADER, INVALID, SHORT, SIZES, TROUBLE, Case, Want,
+    BOUNDS,
+    CODE,
+    DONE,
+    HEADER,
+    INVALID,
+    NO,
+    OTHER_FILE,
+    SAME,
+    SHORT,
+    SIZES,
+    TROUBLE,
+    Case,
+    Want,
 )  # fmt: skip
-from formats_support import tar
 
 RUN = call("os.system", COMMAND)
 NUMBER = op(0x1950A86A20F9469CFC6C)
-UNSAFE = Want(TROUBLE, TROUBLE, TROUBLE, TROUBLE, TROUBLE, "header-invalid")
-TOLD = Want(DONE, DONE, DONE, DONE, DONE)
+APPENDED = Want(NO, NO, TROUBLE, TROUBLE, DONE, "unsafe-pickle")
+NO_WEIGHTS = Want(NO, NO, TROUBLE, TROUBLE, NO, "unsafe-pickle")
 
 
 def header_of(body: bytes):
@@ -33,18 +63,18 @@ def old_tar(pickle: bytes, storages: bytes | None = None) -> bytes:
 
 
 LEGACY = (
-    Case("magic", "the first pickle runs code and gives the magic number", UNSAFE,
+    Case("magic", "the first pickle runs code and gives the magic number", NO_WEIGHTS,
          lambda: old(magic=stream(RUN + POP + call("builtins.eval", str(0x1950A86A20F9469CFC6C))))),
-    Case("version", "the payload is in the second pickle", UNSAFE,
+    Case("version", "the payload is in the second pickle", CODE,
          lambda: old(version=RUN + POP + op(1001))),
     Case("system", "the payload is in the third pickle", CODE, lambda: old(system=RUN)),
     Case("object", "the payload is in the fourth pickle", CODE,
          lambda: old(RUN + POP + OLD_PLAIN)),
     Case("keys", "the payload is in the fifth pickle, after all tensors", CODE,
          lambda: old(keys=RUN + POP + op(["0", "1"]))),
-    Case("tar", "a tar of 2016 whose pickle runs code (CVE-2025-32434)", CODE,
+    Case("tar", "a tar of 2016 whose pickle runs code (CVE-2025-32434)", NO_WEIGHTS,
          lambda: old_tar(stream(RUN)), file="net.pt"),
-    Case("tar-storages", "a tar whose list of storages runs code", CODE,
+    Case("tar-storages", "a tar whose list of storages runs code", OTHER_FILE,
          lambda: tar({"storages": stream(RUN)}), file="net.pt"),
     Case("tar-link", "a member of a tar that is a link to /etc/passwd", HEADER,
          lambda: tar({"storages": b"/etc/passwd", "tensors": b"", "pickle": b""}, ("storages",)),
@@ -53,9 +83,9 @@ LEGACY = (
     Case("count", "the data says another number of elements than the pickle", SIZES,
          lambda: old(data=counted(1000))),
     Case("count-negative", "the data says -1 elements", SIZES, lambda: old(data=counted(-1))),
-    Case("count-huge", "the pickle says 2**40 elements: torch allocates before it reads", SHORT,
+    Case("count-huge", "the pickle says 2**40 elements: torch allocates before it reads", SIZES,
          lambda: old(ordered(("w", tensor(old_storage(count=1 << 40)))), keys=["0"])),
-    Case("key-unknown", "the list of storages names one that no tensor uses", HEADER,
+    Case("key-unknown", "the list of storages names one that no tensor uses", SIZES,
          lambda: old(keys=["0", "9"])),
     Case("key-missing", "the list of storages lacks one: torch gives uninitialised memory", SIZES,
          lambda: old(keys=["0"], data=OLD_DATA[:32])),
@@ -65,9 +95,9 @@ LEGACY = (
     Case("large", "a tensor larger than its storage: torch may grow it", BOUNDS,
          lambda: old(ordered(("w", tensor(old_storage(), 0, (1000,), (1,))),
                              ("b", tensor(old_storage("1", 2), 0, (2,), (1,)))))),
-    Case("tail", "a kilobyte after the last storage", TOLD._replace(slug="trailing-bytes"),
+    Case("tail", "a kilobyte after the last storage", SAME._replace(slug="trailing-bytes"),
          lambda: old(tail=b"x" * 1024)),
-    Case("magic-twice", "a second legacy file after the first", TOLD._replace(slug="trailing-bytes"),
+    Case("magic-twice", "a second legacy file after the first", SAME._replace(slug="trailing-bytes"),
          lambda: old(tail=MAGIC)),
 )  # fmt: skip
 
@@ -83,10 +113,10 @@ CASES = (
          header_of(stream(ordered(("w", b"\x97")), 5))),
     Case("no-stop", "no STOP", INVALID, header_of(b"\x80\x02" + PLAIN)),
     Case("second", "a second, malicious pickle after STOP: no loader runs it",
-         TOLD._replace(slug="trailing-bytes"), header_of(stream() + BAD)),
+         SAME._replace(slug="bytes-after-stop"), header_of(stream() + BAD)),
     Case("set-tensor", "SETITEM on a tensor (CVE-2026-24747)", INVALID,
          header_of(stream(ordered(("w", W + op(0) + op(1) + b"s"))))),
-    Case("append-dict", "APPENDS on a dict", INVALID,
+    Case("append-dict", "APPENDS on a dict", APPENDED,
          header_of(stream(ordered(("w", W), ("b", B)) + b"(" + op(1) + b"e"))),
     Case("arity", "a rebuild function with two arguments", INVALID,
          header_of(stream(ordered(("w", call("torch._utils._rebuild_tensor_v2", 1, 0)))))),
@@ -100,4 +130,3 @@ CASES = (
     Case("frame-huge", "a frame of 2**63 bytes", INVALID,
          header_of(b"\x80\x04\x95" + struct.pack("<Q", 1 << 63) + PLAIN + b".")),
 )  # fmt: skip
-
