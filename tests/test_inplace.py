@@ -193,11 +193,11 @@ def test_nothing_to_undo_elsewhere(name, copy):
 
 
 # -- what reading says -------------------------------------------------------------------------
-def test_an_edited_file_says_so(copy):
+def test_an_edited_file_says_so(copy, monkeypatch):
     path = copy("dp_cuda.pth", "-a file.pth")
     before = opened(path)
     fixed(path)
-    os.chdir(path.parent)
+    monkeypatch.chdir(path.parent)
     found = ckptool.inspect("-a file.pth").checkpoint
     note = next(note for note in found.notes if note.slug == "edited-in-place")
 
