@@ -118,8 +118,8 @@ class Same:
         if one.is_quantized:
             assert one.qscheme() == two.qscheme(), path
             assert torch.equal(one.dequantize(), two.dequantize()), path
-            one, two = one.int_repr(), two.int_repr()
-        made = [t.resolve_conj().resolve_neg().contiguous() for t in (one, two)]
+        codes = [t.int_repr() if t.is_quantized else t for t in (one, two)]
+        made = [t.resolve_conj().resolve_neg().contiguous() for t in codes]
         assert element_bytes(made[0]) == element_bytes(made[1]), path
         if one.dtype.itemsize and not one.is_conj():
             for old, new in zip(addresses(one).tolist(), addresses(two).tolist(), strict=True):
