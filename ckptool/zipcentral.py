@@ -99,20 +99,34 @@ def _find_end(source: Source) -> int:
     at = tail.rfind(END_MARK)
     if at < 0:
         raise Truncated(f"no zip end record: the file is cut at {source.size:,} bytes", hint=AGAIN)
-    ends = [_end_of(tail, match.start()) for match in re.finditer(END_MARK, tail)]
+    end = _end_of(tail, at)
     if at + END.size > len(tail):
         raise Truncated(
             f"the file is cut inside the zip end record, at {source.size:,} bytes", hint=AGAIN
         )
-    if ends[-1] > len(tail):
+    if end > len(tail):
         raise Truncated("the file is cut inside the comment of the zip", hint=AGAIN)
-    if ends[-1] < len(tail):
-        ambiguous(f"{len(tail) - ends[-1]:,} bytes after the end of the zip")
+    if end < len(tail):
+        ambiguous(f"{len(tail) - end:,} bytes after the end of the zip")
     if at + END.size != len(tail):
         ambiguous(f"a zip comment of {len(tail) - at - END.size:,} bytes")
-    if any(end >= len(tail) for end in ends[:-1]):
+    marks = [match.start() for match in re.finditer(END_MARK, tail)]
+    if any(_rivals(tail, mark, start) for mark in marks[:-1]):
         ambiguous("two zip end records")
     return start + at
+
+
+def _rivals(tail: bytes, at: int, start: int) -> bool:
+    """Whether a reader could take the earlier mark at `at` for the end record: its comment ends
+    the file, or would pass its end while the other numbers are sound. Four bytes of a user's
+    text that happen to be a mark are neither.
+    """
+    end = _end_of(tail, at)
+    if end <= len(tail):
+        return end == len(tail)
+    _, disk, first_disk, here, count, size, offset, _ = END.unpack_from(tail, at)
+    here_or_64 = FULL32 in (size, offset) or size + offset <= start + at
+    return not (disk or first_disk) and here == count and here_or_64
 
 
 def _end_of(tail: bytes, at: int) -> int:

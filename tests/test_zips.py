@@ -220,10 +220,10 @@ def with_gap():
     return data[:at] + b"hidden in a gap!" + data[at:-22] + END.pack(*end)
 
 
-def nested_end():
+def nested_end(comment=22):
     """A comment that holds a second end record."""
     fields = list(END.unpack_from(GOOD, len(GOOD) - 22))
-    fields[7] = 22
+    fields[7] = comment
     return GOOD[:-22] + END.pack(*fields) + GOOD[-22:]
 
 
@@ -249,6 +249,7 @@ LIES = {
     "trailing": (ZipAmbiguous, "3 bytes after the end", lambda: GOOD + b"abc"),
     "trailing zeros": (ZipAmbiguous, "bytes after the end", lambda: GOOD + bytes(20_000)),
     "two ends": (ZipAmbiguous, "two zip end records", nested_end),
+    "two ends, one cut": (ZipAmbiguous, "two zip end records", lambda: nested_end(999)),
     "appended": (ZipAmbiguous, "begins|no entry owns|point", lambda: GOOD + packed()),
     "prepended": (ZipAmbiguous, "point|begins", lambda: b"x" * 300 + GOOD),
     "disk": (ZipAmbiguous, "several disks", lambda: edit_end(1, up)),
@@ -347,6 +348,15 @@ def test_lies_are_refused(name):
     assert type(caught.value) is kind
     assert caught.value.path == "file.pth"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("mark", [END.unpack_from(GOOD, len(GOOD) - 22)[0], b"PK\1\2", b"PK\3\4", b"PK\6\6", b"PK\6\7"])  # fmt: skip
+@pytest.mark.parametrize("more", [b"", bytes(40), b"\xff" * 40, b"\1\2" * 20], ids=range(4))
+def test_marks_in_the_data_of_a_user_are_data(mark, more):
+    saved = io.BytesIO()
+    torch.save({"note": mark + more}, saved)
+
+    assert "archive/data.pkl" in {r.name for r in read(saved.getvalue()).records.values()}
 
 
 def test_an_honest_neighbour_of_each_lie():
