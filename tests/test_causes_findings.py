@@ -50,6 +50,17 @@ def test_next_to_nothing_would_load():
 
 
 # -- shapes ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("more", [{}, {"total_ops": torch.zeros(1)}])
+def test_every_name_meets_and_no_shape(wrapper, more):
+    state = {f"{wrapper}{key}": t for key, t in {**nn.LSTM(5, 9).state_dict(), **more}.items()}
+    cause = asked(nn.LSTM(4, 8), state)
+    assert cause.sentence.startswith("0 of 4 keys match, 4 differ in shape")
+    assert cause.sentence.endswith(f"after removing '{wrapper}'")
+    assert not cause.match.mismatched
+    assert [m.file_shape for m in cause.after.mismatched] == [(36, 5), (36, 9), (36,), (36,)]
+
+
 @pytest.mark.parametrize("prefix", ["", "module."])
 def test_a_replaced_head(prefix):
     state = prefixed(ResNet(classes=1000).state_dict(), prefix)

@@ -70,7 +70,7 @@ def look(table: Table, target: Target, matcher: Matcher) -> View:
     trial, after = bare, stands
     if is_cause:
         trial, after = asked.simplest(found.best)
-        if not (after.fits or len(after.loaded) > len(stands.loaded)):
+        if not (after.fits or _named(after) > _named(stands)):
             trial, after = bare, stands
     trial, after, said = asked.without_surplus(trial, after)
     missing = {*after.missing_keys, *(key.rpartition(".")[0] for key in after.missing_keys)}
@@ -116,6 +116,10 @@ class _Asked:
         if len(found.loaded) < len(after.loaded):  # a hook that made use of what went
             return base, after, []
         return trial, found, said
+
+
+def _named(found: Match) -> tuple[int, int]:
+    return len(found.loaded), len(found.mismatched)
 
 
 def _left(found: Match) -> int:
