@@ -73,7 +73,7 @@ def contenders(path: str) -> list[common.Contender]:
         DOUBLE: (PYTHON, "-c", TORCH, path, "1", "0"),
         HASH: (*common.CKPTOOL, "inspect", "--stats", "--hash", "--json", path),
         TORCH_HASH: (PYTHON, "-c", TORCH, path, "0", "1"),
-        START: (PYTHON, "-c", "import torch"),
+        START: (PYTHON, "-c", START),
     }
     return [common.Contender(name, argv) for name, argv in rows.items()]
 

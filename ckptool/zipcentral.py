@@ -110,8 +110,7 @@ def _find_end(source: Source) -> int:
         ambiguous(f"{len(tail) - end:,} bytes after the end of the zip")
     if at + END.size != len(tail):
         ambiguous(f"a zip comment of {len(tail) - at - END.size:,} bytes")
-    marks = [match.start() for match in re.finditer(END_MARK, tail)]
-    if any(_rivals(tail, mark, start) for mark in marks[:-1]):
+    if any(_rivals(tail, match.start(), start) for match in re.finditer(END_MARK, tail[:at])):
         ambiguous("two zip end records")
     return start + at
 
@@ -125,8 +124,9 @@ def _rivals(tail: bytes, at: int, start: int) -> bool:
     if end <= len(tail):
         return end == len(tail)
     _, disk, first_disk, here, count, size, offset, _ = END.unpack_from(tail, at)
-    here_or_64 = FULL32 in (size, offset) or size + offset <= start + at
-    return not (disk or first_disk) and here == count and here_or_64
+    if disk or first_disk or here != count:
+        return False
+    return FULL32 in (size, offset) or offset + size <= start + at
 
 
 def _end_of(tail: bytes, at: int) -> int:

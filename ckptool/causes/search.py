@@ -51,13 +51,12 @@ def _best(trials: Trials) -> Trial:
 def explains(trials: Trials, trial: Trial) -> bool:
     """Whether `trial` says why the table does not fit: it makes everything load, or half of what
     did not load before, or half of what had no place, and no step of it is far-fetched. Where
-    nothing loads for its shapes, that all names meet is enough.
+    no more loads, for the shapes, that all names meet is enough.
     """
     bare = trials.bare
     gain = trial.loaded - bare.loaded
     named = gain + trial.mismatched - bare.mismatched
-    all_meet = not trial.missing
-    if gain < (0 if all_meet else 1) or named <= 0:
+    if gain < 0 or named <= 0 or (not gain and trial.missing):
         return False
     if trial.gap and max(gain, named) * 2 < min(bare.gap, bare.unexpected):
         return False

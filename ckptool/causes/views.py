@@ -43,9 +43,7 @@ class View(NamedTuple):
     def rank(self) -> tuple[bool, int, int, int]:
         """More is better."""
         after = self.after
-        return (
-            after.fits, len(after.loaded), len(after.mismatched), -len(after.unexpected_keys),
-        )  # fmt: skip
+        return (after.fits, *_named(after), -len(after.unexpected_keys))
 
     def is_better(self, other: View) -> bool:
         """Whether it explains more than `other`; one that explains as much is no better."""
@@ -119,6 +117,7 @@ class _Asked:
 
 
 def _named(found: Match) -> tuple[int, int]:
+    """The model's keys that the file has: of the right shape, and of another."""
     return len(found.loaded), len(found.mismatched)
 
 

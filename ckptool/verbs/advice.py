@@ -45,8 +45,10 @@ def _whole(checkpoint: Checkpoint) -> bool:
     return any(table.kind == "module" for table in checkpoint.tables)
 
 
-def _command(checkpoint: Checkpoint, options: str, output: str = "") -> str | None:
-    """`ckptool convert FILE …`; None when convert cannot serve this file."""
+def offer(checkpoint: Checkpoint, options: str, output: str = "") -> str | None:
+    """`ckptool convert FILE options`, written to FILE with the word `output` in its name; None
+    when convert cannot serve this file.
+    """
     if not can_convert(checkpoint):
         return None
     name = checkpoint.file if not checkpoint.file.startswith("-") else f"./{checkpoint.file}"
@@ -102,7 +104,7 @@ def _module(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
     yield Note(
         "whole-model",
         f"a whole pickled model{name}, not a state_dict: torch.load needs its classes; the keys shown are its state_dict, which convert writes",
-        _command(checkpoint, "", "plain"),
+        offer(checkpoint, "", "plain"),
     )
 
 
@@ -116,7 +118,7 @@ def _protocol(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "pickle-protocol",
             f"pickle protocol {walked.protocol}: torch.load's default (weights_only=True) refuses it; every convert writes protocol 2",
-            _command(checkpoint, "--to-cpu"),
+            offer(checkpoint, "--to-cpu"),
         )
 
 
@@ -165,7 +167,7 @@ def _devices(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "device-index",
             f"tagged {', '.join(high)}: a machine with fewer GPUs cannot load it as it is",
-            _command(checkpoint, f"--map-location {quote(high[0])} cuda:0", "cuda0"),
+            offer(checkpoint, f"--map-location {quote(high[0])} cuda:0", "cuda0"),
         )
 
 
@@ -176,7 +178,7 @@ def _hardware(away: dict[str, int]) -> str:
 
 def _to_cpu(checkpoint: Checkpoint, shown: Table | None) -> tuple[str, str | None]:
     """What --to-cpu would write, and the command."""
-    command = _command(checkpoint, "--to-cpu")
+    command = offer(checkpoint, "--to-cpu")
     if command is None:
         return "", None
     strips = shown is not None and _strips(shown)
@@ -229,7 +231,7 @@ def _names(checkpoint: Checkpoint, shown: Table | None, wrapped: Wrapped) -> Ite
         slug = "module-prefix" if only_module else "wrapper"
         if options not in commands:  # once for all tables: each asks all tables
             works = _works(checkpoint, options[2:])
-            commands[options] = _command(checkpoint, options, "plain") if works else None
+            commands[options] = offer(checkpoint, options, "plain") if works else None
         yield Note(slug, "; ".join(dict.fromkeys(texts)), commands[options])
 
 
@@ -311,7 +313,7 @@ def _views(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "views",
             f"{stored:,} bytes stored, {needed:,} used by tensors: slices were saved with all that they were cut from",
-            _command(checkpoint, "--compact", "small"),
+            offer(checkpoint, "--compact", "small"),
         )
 
 
@@ -331,7 +333,7 @@ def _counters(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:
         yield Note(
             "profiler-counters",
             f"{len(found)} counters left by a FLOP profiler (total_ops, total_params): a net without them calls them unexpected; nothing is lost without them",
-            _command(checkpoint, _drop_counters(found), "plain"),
+            offer(checkpoint, _drop_counters(found), "plain"),
         )
 
 

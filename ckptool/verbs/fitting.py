@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool import compare
 from ckptool.checkpoint import Checkpoint, Match, Note, Table, Wanted
-from ckptool.commands import convert_command
 from ckptool.errors import CkptError, DoesNotFit, LimitExceeded, NotACheckpoint, UsageError
+from ckptool.formats.judge import FOREIGN
 from ckptool.keynames import Rule, some
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import open_source
 from ckptool.rules import apply
-from ckptool.verbs.naming import suffixed
+from ckptool.verbs.advice import offer
 from ckptool.verbs.numbering import tie_of
 from ckptool.verbs.reading import opened
 from ckptool.verbs.request import Request
@@ -217,40 +217,23 @@ def fit(checkpoint: Checkpoint, asked: Asked, at: str | None = None) -> Fit:
     place = table_at(checkpoint, at).path if at is not None else None
     cause = explain(asked.wanted, checkpoint.tables, checkpoint.weights, asked.matcher, at=place)
     table = next((t for t in checkpoint.tables if t.path == cause.table), None)
-    command = _command(checkpoint, cause, asked)
-    beside = _beside(checkpoint, table, cause, asked)
+    options = _options(cause, asked)
+    command = offer(checkpoint, options, "fit") if options else None
+    beside = _beside(checkpoint, table, options)
     return Fit(asked, table, cause, command, (*asked.notes, *asked.heard, *beside))
 
 
-def _beside(
-    checkpoint: Checkpoint, table: Table | None, cause: Cause, asked: Asked
-) -> Iterator[Note]:
+def _beside(checkpoint: Checkpoint, table: Table | None, options: str) -> Iterator[Note]:
     """What stands in the way though names and shapes agree."""
     if table is not None and table.kind == "tensors":
         text = "the file holds no state_dict: the keys are places of tensors in it"
         yield Note("places-as-keys", text)
-    foreign = [row.name for row in checkpoint.globals if row.verdict == "foreign"]
+    foreign = [row.name for row in checkpoint.globals if row.verdict == FOREIGN]
     if foreign and table is not None and table.path and table.kind == "state_dict":
-        options = _options(cause, asked)
-        select = "" if "--select" in options else f"--select {quote(path_name(table.path))} "
-        output = quote(suffixed(checkpoint.file, "fit"))
+        if "--select" not in options:
+            options = f"--select {quote(path_name(table.path))} {options}".rstrip()
         text = f"torch.load needs the package of {some(foreign)} for this file; the weights alone need none"
-        yield Note(
-            "foreign-beside",
-            text,
-            convert_command(checkpoint.file, f"{select}{options} -o {output}"),
-        )
-
-
-def _command(checkpoint: Checkpoint, cause: Cause, asked: Asked) -> str | None:
-    """The conversion that makes what fits; None where nothing has to be done, or nothing can."""
-    from ckptool.verbs.advice import can_convert
-
-    options = _options(cause, asked)
-    if not options or not can_convert(checkpoint):
-        return None
-    output = quote(suffixed(checkpoint.file, "fit"))
-    return convert_command(checkpoint.file, f"{options} -o {output}")
+        yield Note("foreign-beside", text, offer(checkpoint, options, "fit"))
 
 
 def _options(cause: Cause, asked: Asked) -> str:
