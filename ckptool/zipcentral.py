@@ -10,7 +10,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from ckptool.errors import NotACheckpoint, Truncated, ZipEncrypted
+from ckptool.errors import NotACheckpoint, PathEscape, Truncated, ZipEncrypted
 from ckptool.places import Source
 from ckptool.spans import Span
 from ckptool.ziplayout import (
@@ -217,5 +217,7 @@ def _check_unusual(
         ambiguous(f"compression method {method}, which torch cannot read", name)
     if method == STORED and not one_size:
         ambiguous("an uncompressed entry with two sizes", name)
-    if disk or attributes >> 28 not in _MODES:
-        ambiguous("an entry that is a link or special file, or on another disk", name)
+    if attributes >> 28 not in _MODES:
+        raise PathEscape("a zip entry that is a link or special file", member=name, hint=REPACK)
+    if disk:
+        ambiguous("an entry on another disk", name)

@@ -13,7 +13,7 @@ from ckptool.formats.contents import Filler
 from ckptool.formats.homes import Housing, User, house
 from ckptool.formats.readback import compare
 from ckptool.formats.rehouse import Expected
-from ckptool.formats.rewrite import Rewritten
+from ckptool.formats.rewrite import Rewritten, refuse_unsafe
 from ckptool.formats.rows import Row, chosen_table, final_metadata, kept_metadata, rows_of
 from ckptool.formats.torch_legacy_edit import stream_parts
 from ckptool.formats.torch_zip_edit import new_records, storage_record
@@ -25,7 +25,11 @@ from ckptool.zipplan import plan_zip
 
 
 def write(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[Plan, Rewritten]:
-    """A `torch-zip` or `torch-legacy` of the one table. Raises Unsupported by name."""
+    """A `torch-zip` or `torch-legacy` of the one table. Raises Unsupported by name, UnsafePickle
+    where a pickle it was read from could run code: none of that comes along, yet a .pth should not
+    pass for what that file was.
+    """
+    refuse_unsafe(checkpoint.globals, changes)
     table = chosen_table(checkpoint, changes)
     rows = rows_of(checkpoint, table, changes)
     users = [_user(row, number) for number, row in enumerate(rows)]

@@ -18,6 +18,7 @@ from ckptool.pickles.nodes import text_of
 # Standard modules that left the standard library: a class of theirs is not foreign.
 _GONE = frozenset(("distutils", "imp", "asynchat", "asyncore", "smtpd", "cgi", "cgitb", "crypt",
                    "pipes", "telnetlib", "uu", "xdrlib", "nntplib", "commands", "lib2to3"))  # fmt: skip
+_CODECS = ("latin1", "latin-1", "iso-8859-1", "utf-8", "utf8", "ascii", "us-ascii")
 _OURS = frozenset(
     ("torch", "functorch", "torchgen", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions")
 )
@@ -35,6 +36,12 @@ def no_arguments(args: list[Any]) -> bool:
 
 def _texts(args: list[Any]) -> bool:
     return all(text_of(arg) is not None for arg in args)
+
+
+def _encoded(args: list[Any]) -> bool:
+    """A text, and a codec that Python has at hand: any other name is looked up by an import."""
+    codec = text_of(args[1]) if len(args) == 2 else "utf-8"
+    return _texts(args) and (codec or "").lower().replace("_", "-") in _CODECS
 
 
 def _factory(args: list[Any]) -> bool:
@@ -82,7 +89,7 @@ CALLS: dict[str, tuple[Check, str, bool]] = {
     "builtins.slice": (_plain, _NO_STATE, False),
     "builtins.range": (_plain, _NO_STATE, False),
     "builtins.xrange": (_plain, _NO_STATE, False),
-    "_codecs.encode": (_texts, _NO_STATE, False),
+    "_codecs.encode": (_encoded, _NO_STATE, False),
     "argparse.Namespace": (no_arguments, DICT_STATE, False),
     "types.SimpleNamespace": (no_arguments, DICT_STATE, False),
     "datetime.datetime": (_plain, _NO_STATE, False),

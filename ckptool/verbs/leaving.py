@@ -178,7 +178,7 @@ def _classes(checkpoint: Checkpoint, target: str) -> list[Note]:
     foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
     code = [g.name for g in checkpoint.globals if g.verdict == CODE]
     notes = []
-    if target in _ONE_TABLE:
+    if target in _ONE_TABLE or checkpoint.format in _ONE_TABLE:
         if code:
             text = f"left behind, could run code: {', '.join(code[:4])}; the output holds tensors alone"
             notes.append(Note("unsafe-pickle", text))

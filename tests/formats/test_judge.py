@@ -256,6 +256,7 @@ CODE = {
     "known, arguments a list": (name("torch", "Size") + b"]R", "torch.Size"),
     "OrderedDict of a name": (call("collections.OrderedDict", SYSTEM), "collections.OrderedDict"),
     "encode of a name": (call("_codecs.encode", SYSTEM), "_codecs.encode"),
+    "a codec that is imported": (call("_codecs.encode", "x", "rot13"), "_codecs.encode"),
     "BUILD twice": (A + NEW + D + b"b" + D + b"b", "the result of acme.net.Config"),
     "items to a known call": (call("torch.Size", (1,)) + b"(K\x01e", "torch.Size"),
     "empty module": (call(name("", "x")), ".x"),

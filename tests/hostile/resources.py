@@ -1,0 +1,151 @@
+"""Small files that ask for much: memory, time, depth, lines on the screen."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from hostile.blocks import (
+    MARK,
+    PLAIN,
+    POP,
+    SIX,
+    W,
+    dictionary,
+    name,
+    net,
+    one,
+    op,
+    ordered,
+    safe,
+    stored,
+    stream,
+    tensor,
+)  # fmt: skip
+from hostile.cases import (
+    DONE,
+    INVALID,
+    OTHER,
+    SAME,
+    TROUBLE,
+    Case,
+    Want,
+    refused,
+)  # fmt: skip
+from hostile.zipbytes import Entry
+
+DEEP = refused("limit-nesting")
+BOMB = refused("limit-pickle-bytes")
+UNCOMPARED = OTHER._replace(diff=TROUBLE)
+STORAGE_BYTES = 1 << 30
+
+
+def beside(value: bytes):
+    """An honest `w` and `b`, and a value that costs."""
+    return lambda: net(stream(ordered(("w", W), ("b", tensor(stored("1", 2), 0, (2,), (1,))),
+                                      ("x", value))))  # fmt: skip
+
+
+def sparse(slot: int):
+    """A memo slot of a high number: C code allocates everything below it."""
+    return lambda: net(b"\x80\x02" + op("x") + b"r" + struct.pack("<I", slot) + POP + PLAIN + b".")
+
+
+def deflated_bomb(block: bytes, count: int, head: bytes = b"", tail: bytes = b"") -> Entry:
+    """An entry of `head`, `count` blocks and `tail`, deflated without ever being held whole."""
+    packer, crc, size, packed = zlib.compressobj(9, zlib.DEFLATED, -15), 0, 0, b""
+    for part in (head, *(block for _ in range(count)), tail):
+        packed += packer.compress(part)
+        crc, size = zlib.crc32(part, crc), size + len(part)
+    told = {"crc": crc, "size": size}
+    return Entry("", method=8, packed=packed + packer.flush(), local=told, central=told)
+
+
+def pickle_bomb() -> bytes:
+    entry = deflated_bomb(b"N0" * (1 << 19), 256, b"\x80\x02", PLAIN + b".")
+    entry.name = "archive/data.pkl"
+    return net(entry)
+
+
+def storage_bomb() -> bytes:
+    entry = deflated_bomb(bytes(1 << 20), STORAGE_BYTES >> 20)
+    entry.name = "archive/data/0"
+    count = STORAGE_BYTES // 4
+    return net(one(tensor(stored(count=count), 0, (count,), (1,))), {"0": entry})
+
+
+def laughing_memo() -> bytes:
+    """10**12 leaves: each tuple holds the one before ten times."""
+    rows = (b"q%c0(" % slot + b"h%c" % slot * 10 + b"t" for slot in range(12))
+    return op("lol") + b"".join(rows)
+
+
+def laughing_dict() -> bytes:
+    rows = (b"q%c0}" % i + op("a") + b"h%cs" % i + op("b") + b"h%cs" % i for i in range(30))
+    return net(stream(b"}" + b"".join(rows)))
+
+
+def calls_in_calls(count: int) -> bytes:
+    head = name("torch._utils", "_rebuild_parameter") + MARK
+    return head * count + W + (b"\x89" + op(None) + b"tR") * count
+
+
+def many() -> bytes:
+    return net(stream(ordered(*((f"layer{i:05}.w", W) for i in range(20_000)))), {"0": SIX})
+
+
+def many_safe() -> bytes:
+    row = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    return safe({f"t{i:05}": row for i in range(20_000)}, b"")
+
+
+def equal_hashes(count: int) -> bytes:
+    """Keys that all hash alike: multiples of 2**61 - 1, one times each."""
+    rows = (op(i * (2**61 - 1)) + op(None) for i in range(1, count))
+    return dictionary(("k", 1)) + MARK + b"".join(rows) + b"u"
+
+
+CASES = (
+    Case("pickle-bomb", "256 MiB of nothing in a data.pkl of 256 kB", BOMB, pickle_bomb),
+    Case("storage-bomb", "a storage of 1 GiB in 1 MB: looking never inflates it",
+         OTHER, storage_bomb, seconds=60, long=("verify", "pth", "safetensors", "diff", "api"),
+         weights=False),
+    Case("deep-tuple", "200,000 tuples inside each other", DEEP,
+         beside(b")" + b"\x85" * 200_000)),
+    Case("deep-key", "the same as a key: hash() of it kills CPython", DEEP,
+         lambda: net(stream(ordered(("w", W), (b")" + b"\x85" * 200_000, None))))),
+    Case("deep-list", "100,000 lists inside each other", DEEP,
+         beside(MARK * 100_000 + b"l" * 100_000)),
+    Case("deep-dict", "50,000 dicts inside each other", DEEP,
+         beside((b"}" + op("k")) * 50_000 + b"N" + b"s" * 50_000)),
+    Case("deep-calls", "100,000 rebuild calls inside each other", DEEP,
+         beside(calls_in_calls(100_000)), seconds=3),
+    Case("laughs", "2**40 leaves by DUP", UNCOMPARED, beside(op("lol") + b"2\x86" * 40), seconds=3),
+    Case("laughs-memo", "10**12 leaves by the memo", UNCOMPARED, beside(laughing_memo()),
+         seconds=3),
+    Case("laughs-dict", "2**30 paths through dicts", Want(DONE, DONE, DONE, TROUBLE, TROUBLE),
+         laughing_dict, seconds=3),
+    Case("marks", "two million MARKs", refused("limit-nesting"), lambda: net(stream(MARK * 2_000_000 + PLAIN)),
+         seconds=4),
+    Case("dups", "two million DUPs", SAME, lambda: net(stream(b"N" + b"2" * 2_000_000 + PLAIN)),
+         seconds=4),
+    Case("hashes", "2,000 keys of one hash", OTHER, beside(equal_hashes(2_000))),
+    Case("memo-4g", "memo slot 4,294,967,280", SAME, sparse(0xFFFFFFF0)),
+    Case("memo-64m", "memo slot 67,108,864: a gigabyte in C", SAME, sparse(1 << 26)),
+    Case("memo-many", "one object in 100,000 memo slots", SAME, lambda: net(
+        b"\x80\x02" + op("x") + b"".join(b"r" + struct.pack("<I", i) for i in range(100_000))
+        + POP + PLAIN + b".")),
+    Case("epoch", "a number of 100,000 bits: str() of it raises", OTHER,
+         lambda: net(stream(dictionary(("epoch", 1 << 99_999), ("state_dict", PLAIN))))),
+    Case("digits", "a million decimal digits: conversion is quadratic", INVALID,
+         lambda: net(b"\x80\x02L" + b"9" * 1_000_000 + b"L\n.")),
+    Case("key", "a key of a megabyte", OTHER, lambda: net(one(W)[:-1].replace(
+        op("w"), op("k" * (1 << 20))) + b".", {"0": SIX})),
+    Case("tensors", "20,000 tensors on one storage", OTHER, many, seconds=4),
+    Case("safe-tensors", "20,000 empty tensors in a .safetensors", OTHER, many_safe,
+         file="net.safetensors", seconds=4),
+    Case("safe-spaces", "4 MB of spaces in a header", SAME,
+         lambda: safe(b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},'
+                      b'"b":{"dtype":"F32","shape":[2],"data_offsets":[24,32]}}'
+                      + b" " * 4_000_000), file="net.safetensors"),
+)  # fmt: skip
