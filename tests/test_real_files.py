@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,14 @@ def unpacked(archive):
 
 
 def loaded(path):
-    """What torch's restricted loader makes of it; None where it refuses."""
+    """What torch's restricted loader makes of it; None where it refuses. Of a .safetensors it
+    makes a dict, where a state_dict is an OrderedDict.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            return OrderedDict(found) if path.suffix == ".safetensors" else found
         except Exception:
             return None
 
