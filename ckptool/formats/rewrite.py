@@ -110,9 +110,14 @@ def refuse_unsafe(verdicts: tuple[Global, ...], changes: Changes) -> None:
 def _refuse_duplicates(checkpoint: Checkpoint) -> None:
     for table in checkpoint.tables:
         for key in table.duplicate_keys:
-            raise KeyDuplicate(
-                "one dict sets this key more than once, readers disagree on which counts", key=key
-            )
+            raise _repeated(key)
+    for path in checkpoint.handle.found.repeated:
+        raise _repeated(".".join(map(str, path)))
+
+
+def _repeated(key: str) -> KeyDuplicate:
+    text = "one dict sets this key more than once, readers disagree on which counts"
+    return KeyDuplicate(text, key=key)
 
 
 def _spliced(walked: Walked, edits: Edits, result: Rewritten) -> bytes:

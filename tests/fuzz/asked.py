@@ -110,7 +110,7 @@ def _peak():
 
 def _presentable(text):
     """No control byte of a file may reach a terminal."""
-    if any(ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160 for c in text):
+    if any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in text):
         raise Finding(f"control characters on the screen: {text!r}")
 
 

@@ -68,7 +68,7 @@ def _tar(data, dice):
 
 # -- JSON ------------------------------------------------------------------------------------------
 _VALUES = (
-    None, True, False, 0, 1, -1, 8, 24, 2**53, 2**63, 2**64, 10**400, 1.0, 0.5, 1e400, "", "F32", "I64", "BF16", "F8_E4M3",
+    None, True, False, 0, 1, -1, 8, 24, 2**53, 2**63, 2**64, 10**400, 10**4200, 1.0, 0.5, 1e400, "", "F32", "I64", "BF16", "F8_E4M3",
     "F4", "C64", "BOOL", "U8", "a", "__metadata__", "dtype", "shape", "data_offsets", "\ud800", "\0",
     "../x", "/etc/passwd", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "weight_map",
     [], [0], [1, 2], [0, 24], [2, 3], {}, {"a": 1}, {"total_size": -1},
@@ -95,7 +95,9 @@ def _json(text, dice):
     except (ValueError, TypeError, AttributeError, RecursionError):
         return bytewise.mutate(text, dice)
     for _ in range(dice.choice((1, 1, 2))):
-        if places:
+        if places and dice.random() < 0.5:
+            value = _rearranged(value, dice)
+        elif places:
             _change(*dice.choice(places), places, dice)
     out = json.dumps(value, ensure_ascii=dice.random() < 0.5).encode("utf-8", "surrogatepass")
     if dice.random() < 0.1:  # the same name twice, which json.dumps never writes
@@ -120,6 +122,33 @@ def _change(holder, key, places, dice):
             holder[key] = copied
     except (KeyError, IndexError):
         pass  # an earlier change took it away
+
+
+_WIDE = {1: ("U8", "I8", "BOOL", "F8_E5M2"), 2: ("F16", "BF16", "I16"), 4: ("F32", "I32", "U32"),
+         8: ("F64", "I64", "C64")}  # fmt: skip
+
+
+def _rearranged(value, dice):
+    """What stays sound: rows in another order, other keys, types as wide, shapes as large."""
+    rows = list(value.items()) if isinstance(value, dict) else []
+    if not rows:
+        return value
+    at = dice.randrange(len(rows))
+    key, row = rows[at]
+    way = dice.randrange(4)
+    if way == 0:
+        dice.shuffle(rows)
+    elif way == 1:
+        rows[at] = (str(dice.choice((*_VALUES, *picklewise.TEXTS))), row)
+    elif way == 2 and isinstance(row, dict) and "dtype" in row:
+        alike = next((kinds for kinds in _WIDE.values() if row["dtype"] in kinds), ("F32",))
+        rows[at] = (key, {**row, "dtype": dice.choice(alike)})
+    elif isinstance(row, dict) and isinstance(row.get("shape"), list):
+        shape = dice.choice(([1, *row["shape"]], row["shape"][::-1], [*row["shape"], 1]))
+        rows[at] = (key, {**row, "shape": shape})
+    elif isinstance(row, dict) and row:
+        rows[at] = (key, _rearranged(row, dice))
+    return dict(rows)
 
 
 def _header(data, dice):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+from itertools import pairwise
 
 from fuzz import bytewise
 
@@ -34,6 +35,7 @@ TEXTS = (
     "\ud800", "é", "é", "\0", "\x1b[2J", "module.a", "_extra_state", "latin1", "utf-8",
     "little", "big", "float32", "torch.sparse_coo", "x" * 300,
 )  # fmt: skip
+_HUGE = 1 << 20_000  # more digits than Python writes
 _SIMPLE = b"(.0210N}])\x88\x89\x85\x86\x87tQRbseua\x81\x8f\x90\x91\x93\x94dl"
 _BATCH = (
     b"N",
@@ -68,13 +70,10 @@ def split(data):
     try:
         for _, _, at in pickletools.genops(data):
             starts.append(at)
-    except Exception:  # pickletools raises many kinds
-        if not starts:
-            return [], data
-        last = starts.pop()
-        return [data[a:b] for a, b in zip(starts, [*starts[1:], last], strict=True)], data[last:]
-    end = starts[-1] + 1
-    return [data[a:b] for a, b in zip(starts, [*starts[1:], end], strict=True)], data[end:]
+        starts.append(starts[-1] + 1)
+    except Exception:  # pickletools raises many kinds; the last opcode may be the broken one
+        starts = starts or [0]
+    return [data[a:b] for a, b in pairwise(starts)], data[starts[-1] :]
 
 
 def text(value):
@@ -89,7 +88,8 @@ def integer(value):
     if -(2**31) <= value < 2**31:
         return b"J" + struct.pack("<i", value)
     size = value.bit_length() // 8 + 1
-    return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)
+    head = b"\x8a" + bytes([size]) if size < 256 else b"\x8b" + struct.pack("<i", size)
+    return head + value.to_bytes(size, "little", signed=True)
 
 
 def named(dice):
@@ -119,7 +119,7 @@ def fresh(ops, dice):
     if way == 1:
         return text(dice.choice(TEXTS))
     if way == 2:
-        return integer(dice.choice(bytewise.ODD_NUMBERS))
+        return integer(dice.choice((*bytewise.ODD_NUMBERS, _HUGE)))
     if way == 3:
         return getting(ops, dice)
     if way == 4:
@@ -134,6 +134,8 @@ def fresh(ops, dice):
 def altered(op, ops, dice):
     """The same opcode with another argument; one without becomes any."""
     code = op[:1]
+    if not code:
+        return fresh(ops, dice)
     if code in b"KMJ\x8aIL":
         return _other_integer(op, dice)
     if code in b"hj":
@@ -166,7 +168,7 @@ def _other_integer(op, dice):
         return dice.choice((b"\x88", b"\x89", b"N", b"G?\xf0\0\0\0\0\0\0", text(str(old))))
     if way == 2:
         return integer(int(old) * dice.choice((0, 2, 3, -1)))
-    return integer(dice.choice(bytewise.ODD_NUMBERS))
+    return integer(dice.choice((*bytewise.ODD_NUMBERS, _HUGE)))
 
 
 # -- ways ----------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ def _alter(ops, dice):
 
 def _alter_value(ops, dice):
     """Rather an argument than a bare opcode: integers, texts and names."""
-    places = [i for i, op in enumerate(ops) if op[:1] in b"KMJ\x8aXc\x88\x89\x8chj"]
+    places = [i for i, op in enumerate(ops) if op and op[:1] in b"KMJ\x8aXc\x88\x89\x8chj"]
     if places:
         at = dice.choice(places)
         ops[at] = altered(ops[at], ops, dice)

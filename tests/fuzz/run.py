@@ -8,14 +8,12 @@ Prints one line of JSON at the end: executions, engine, answers.
 from __future__ import annotations
 
 import argparse
-import atexit
 import importlib
 import json
 import os
 import pkgutil
 import random
 import sys
-import tempfile
 import time
 import traceback
 import zlib
@@ -31,7 +29,7 @@ def main():
         import atheris
     except ImportError:
         atheris = None
-    if asked.plain or atheris is None:
+    if asked.plain or asked.input or atheris is None:
         return _plain(asked)
     with atheris.instrument_imports(include=["ckptool"], enable_loader_override=False):
         _import_all()
@@ -77,6 +75,7 @@ class Run:
             path = Path(self.asked.keep) / f"{self.asked.target}-{zlib.crc32(data):08x}"
             path.write_bytes(data)
             print(f"FINDING saved as {path}", file=sys.stderr)
+            self.report()
             raise
 
     def report(self):
@@ -103,15 +102,20 @@ def _plain(asked):
                 pool[dice.randrange(len(seeds), len(pool) + 1) :] = [data]
     except Exception:
         traceback.print_exc()
-        run.report()
         return 1
     run.report()
     return 0
 
 
 def _guided(asked, atheris):
-    """libFuzzer ends the process itself, so the report is made at exit."""
+    """libFuzzer ends the process itself, without Python: the report is made before it does."""
     run = Run(asked, "atheris")
+
+    def one(data):
+        run.one(data)
+        if time.monotonic() - run.started > asked.seconds:
+            run.report()
+            os._exit(0)
 
     def mutate(data, longest, seed):
         dice = random.Random(seed)
@@ -119,19 +123,14 @@ def _guided(asked, atheris):
             return atheris.Mutate(data, longest)
         return run.target.mutate(data, dice)[:longest]
 
-    corpus = tempfile.mkdtemp(prefix="ckptool-corpus-")
+    corpus = run.desk.path / "corpus"
+    corpus.mkdir()
     for number, seed in enumerate(run.target.seeds()):
-        (Path(corpus) / str(number)).write_bytes(seed)
-    options = [f"-max_total_time={asked.seconds}", f"-seed={asked.seed}", f"-max_len={_LONGEST}",
+        (corpus / str(number)).write_bytes(seed)
+    options = [f"-max_total_time={asked.seconds + 30}", f"-seed={asked.seed}", f"-max_len={_LONGEST}",
                "-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=0", "-verbosity=0",
                f"-artifact_prefix={asked.keep}/", "-len_control=0"]  # fmt: skip
-    atexit.register(run.report)
-    if asked.input:
-        run.one(Path(asked.input).read_bytes())
-        return 0
-    os.environ.setdefault("PYTHONHASHSEED", "0")
-    atheris.Setup([sys.argv[0], *options, corpus], run.one, custom_mutator=mutate,
-                  internal_libfuzzer=True)  # fmt: skip
+    atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=mutate)
     atheris.Fuzz()
     return 0
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from fuzz import otherwise, picklewise, zipwise
+from fuzz.asked import chosen
+
 from ckptool.errors import CkptError
 from ckptool.pickles.nodes import items_of
 from ckptool.pickles.walk import walk
-from fuzz import otherwise, picklewise, zipwise
-from fuzz.asked import chosen
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 _BIGGEST = 20_000
@@ -89,6 +90,20 @@ def _zips():
     return [data for data in _fixtures("*.pth", "*.pt", "*.pt2")() if data[:4] == b"PK\3\4"]
 
 
+def _safetensors():
+    """The fixture, and headers with what it has not: every width, views of no bytes, metadata."""
+    wide = '"a":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[2,1,3],"data_offsets":[8,20]}'
+    small = '"c":{"dtype":"U8","shape":[1],"data_offsets":[20,21]},"d":{"dtype":"F32","shape":[0,4],"data_offsets":[21,21]}'
+    said = '"__metadata__":{"format":"pt","e":"a"}'
+    rows = [(f"{{{said},{wide},{small}}}", 21), (f"{{{wide}}}", 20), ("{}", 0), (f"{{{said}}}", 0)]
+    return [*_fixtures("*.safetensors")(), *(_framed(text.encode(), size) for text, size in rows)]
+
+
+def _framed(header, size):
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
 # -- an index and its shards -----------------------------------------------------------------------
 _ONE, _TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -97,9 +112,7 @@ _INDEX = "model.safetensors.index.json"
 def _shard(keys):
     header = ",".join(f'"{key}":{{"dtype":"F32","shape":[2],"data_offsets":[{8 * i},{8 * i + 8}]}}'
                       for i, key in enumerate(keys)).encode()  # fmt: skip
-    head = b"{" + header + b"}"
-    head += b" " * (-len(head) % 8)
-    return len(head).to_bytes(8, "little") + head + bytes(8 * len(keys))
+    return _framed(b"{" + header + b"}", 8 * len(keys))
 
 
 def _index(desk, data):
@@ -128,8 +141,6 @@ TARGETS = {
     "zip": Target(_file("net.pth"), zipwise.mutate, _zips),
     "legacy": Target(_file("net.pt"), otherwise.mutate_stream, _fixtures("legacy*.pth")),
     "tar": Target(_file("net.tar"), otherwise.mutate_tar, _fixtures("tar*.pth")),
-    "safetensors": Target(
-        _file("net.safetensors"), otherwise.mutate_header, _fixtures("*.safetensors")
-    ),
+    "safetensors": Target(_file("net.safetensors"), otherwise.mutate_header, _safetensors),
     "index": Target(_index, otherwise.mutate_index, _indexes),
 }
