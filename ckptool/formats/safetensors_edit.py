@@ -116,7 +116,10 @@ def _refuse_repeated(checkpoint: Checkpoint, table: Table) -> None:
 
 
 def _refuse_odd_keys(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:
-    """A number as a key would come back as text."""
+    """A number as a key would come back as text; a tensor that is a key itself has no name."""
+    nameless = next((t.key for t in table.tensors if "<key>" in t.path), None)
+    if nameless is not None:
+        raise Unsupported("a tensor that is the key of a dict", key=nameless, hint=_LEAVE)
     names = {t.key for t in table.tensors if (table.path, t.key) not in changes.drops}
     for key in sorted(odd_keys(checkpoint, table) & names):
         raise Unsupported("a key that is no text", key=key, hint=_LEAVE)

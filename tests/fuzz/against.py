@@ -1,6 +1,7 @@
 """`python -m fuzz.against KIND START COUNT`: mutated files that torch's restricted loader takes,
 read by ckptool in every way it has: it refuses, or agrees on every key, type, shape and byte.
 
+From 0 on, the files that are mutated come first, as they are, with numbers below 0.
 One line of JSON a step on stdout; the phase is said before it begins, so that whoever reads knows
 whose crash it was (torch can be crashed by a pickle). File n of a kind is always the same.
 """
@@ -48,8 +49,21 @@ def objects():
     adam = torch.optim.Adam(net.parameters())
     net(torch.ones(4, 2)).sum().backward()
     adam.step()
-    views = {"all": base, "part": base[2:8].view(2, 3), "turned": base.view(3, 4).t(), "none": base[:0]}
-    kinds = (torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64)
+    views = {
+        "all": base,
+        "part": base[2:8].view(2, 3),
+        "turned": base.view(3, 4).t(),
+        "none": base[:0],
+    }
+    kinds = (
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    )
     typed = {str(kind): torch.arange(6).to(kind) for kind in kinds}
     tied = OrderedDict(a=torch.ones(3), b=torch.zeros(2, 2))
     tied["c"] = tied["a"]
@@ -66,7 +80,9 @@ def _saved(zip_file):
     for number, value in enumerate(objects()):
         for protocol in (2, 4) if number < 4 else (2,):
             stream = io.BytesIO()
-            torch.save(value, stream, pickle_protocol=protocol, _use_new_zipfile_serialization=zip_file)
+            torch.save(
+                value, stream, pickle_protocol=protocol, _use_new_zipfile_serialization=zip_file
+            )
             found.append(stream.getvalue())
     return found
 
@@ -186,9 +202,10 @@ def _inspected(data, wanted):
         shape = (one.dtype.name, one.shape) if one.dtype else None
         if shape != (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)):
             raise Differs(f"inspect {path}: {shape}, torch {tensor.dtype} {tuple(tensor.shape)}")
-        if one.kind in ("tensor", "parameter") and tensor.layout is torch.strided and not tensor.is_meta:
-            if tensor_bytes(one, data) != elements_of(tensor):
-                raise Differs(f"inspect {path}: other bytes")
+        plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
+        read = plain and one.kind in ("tensor", "parameter")
+        if read and tensor_bytes(one, data) != elements_of(tensor):
+            raise Differs(f"inspect {path}: other bytes")
 
 
 def _rewritten(path, wanted):
@@ -217,7 +234,9 @@ def _exported(data, path, wanted):
             raise Differs(f".safetensors has {key!r}, torch does not")
         kind = (_WIDE.get(row["dtype"], row["dtype"]), tuple(row["shape"]))
         if kind != (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)):
-            raise Differs(f".safetensors {key!r}: {kind}, torch {tensor.dtype} {tuple(tensor.shape)}")
+            raise Differs(
+                f".safetensors {key!r}: {kind}, torch {tensor.dtype} {tuple(tensor.shape)}"
+            )
         if raw[8 + size + start : 8 + size + end] != elements_of(tensor):
             raise Differs(f".safetensors {key!r}: other bytes")
 
@@ -259,6 +278,8 @@ def main():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seeds = KINDS[kind][0]()
     with tempfile.TemporaryDirectory(dir=_HOME, prefix="ckptool-fuzz-") as folder:
+        for number, data in enumerate(seeds if start == 0 else ()):
+            check(kind, -1 - number, data, Path(folder))
         for number in range(start, start + count):
             check(kind, number, one_file(kind, number, seeds), Path(folder))
 

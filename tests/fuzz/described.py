@@ -69,7 +69,12 @@ class Describer:
 
     def tensor(self, one):
         """Type, shape, strides, bytes, and which tensors lie in one storage with it."""
-        words = [type(one).__name__, str(one.dtype), str(tuple(one.shape)), f"grad={one.requires_grad}"]
+        words = [
+            type(one).__name__,
+            str(one.dtype),
+            str(tuple(one.shape)),
+            f"grad={one.requires_grad}",
+        ]
         if one.is_meta:
             return " ".join([*words, "meta", str(one.stride())])
         if one.layout is not torch.strided:
@@ -81,18 +86,20 @@ class Describer:
             raise TooLarge
         home = one.untyped_storage().data_ptr() if one.numel() else None
         tied = self.storages.setdefault(home, len(self.storages)) if home else "-"
-        words += [str(one.stride()) if one.numel() else "-", str(one.storage_offset()), f"in {tied}"]
+        words += [
+            str(one.stride()) if one.numel() else "-",
+            str(one.storage_offset()),
+            f"in {tied}",
+        ]
         return " ".join([*words, _digest(elements_of(one))])
 
 
 def _parts(one):
     if one.layout is torch.sparse_coo:
         return (one._indices(), one._values())
-    return (one.values(),) + tuple(
-        getattr(one, name)() for name in ("crow_indices", "col_indices", "ccol_indices", "row_indices")
-        if (str(one.layout)[13:16] in ("csr", "bsr") and name in ("crow_indices", "col_indices"))
-        or (str(one.layout)[13:16] in ("csc", "bsc") and name in ("ccol_indices", "row_indices"))
-    )  # fmt: skip
+    if one.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (one.crow_indices(), one.col_indices(), one.values())
+    return (one.ccol_indices(), one.row_indices(), one.values())
 
 
 def _scheme(one):
@@ -115,11 +122,26 @@ def _digest(data):
 
 def _scalar(value):
     """Type and value; only the type of what is no plain value."""
-    if isinstance(value, bool | int | float | complex | str | bytes | bytearray | torch.device | torch.dtype | type(None)):
+    if isinstance(
+        value,
+        bool
+        | int
+        | float
+        | complex
+        | str
+        | bytes
+        | bytearray
+        | torch.device
+        | torch.dtype
+        | type(None),
+    ):
         if type(value) is int and value.bit_length() > 4000:
             return f"int of {value.bit_length()} bits, {value & 0xFFFF}"
         return f"{type(value).__name__} {value!r}"
-    if isinstance(value, type | FunctionType | BuiltinFunctionType) or type(value).__name__ in _NAMES:
+    if (
+        isinstance(value, type | FunctionType | BuiltinFunctionType)
+        or type(value).__name__ in _NAMES
+    ):
         return "<a name>"
     if isinstance(value, tuple):
         return f"tuple({', '.join(map(_scalar, value))})"
@@ -135,7 +157,13 @@ def described(value):
 
 def tensors_in(value, place=()):
     """(path, tensor) of everything in dicts and lists, as ckptool writes a path."""
-    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    rows = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    )
     for key, inner in rows:
         if not isinstance(key, str | int | float | None):
             continue  # a class, a tensor: ckptool lists what is under it, in its own words

@@ -30,7 +30,7 @@ GLOBALS = (
     "torch.torch_version TorchVersion", "torch.nn.modules.linear Linear", "builtins getattr",
 )  # fmt: skip
 TEXTS = (
-    "", "0", "1", "2", "00", " 0", "٠", "0.0", "data/0", "../0", "storage", "module", "cpu",
+    "", "0", "1", "2", "00", " 0", "\u0660", "0.0", "data/0", "../0", "storage", "module", "cpu",
     "cuda:0", "meta", "a", "weight", "bias", "state_dict", "_metadata", "__metadata__", "version",
     "\ud800", "é", "é", "\0", "\x1b[2J", "module.a", "_extra_state", "latin1", "utf-8",
     "little", "big", "float32", "torch.sparse_coo", "x" * 300,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,11 +63,8 @@ def _pickle(desk, data):
 def _pickles():
     found = [path.read_bytes() for path in FIXTURES.glob("*.pkl")]
     for path in sorted(FIXTURES.glob("*.pth")):
-        try:
-            with zipfile.ZipFile(path) as z:
-                found += [z.read(name) for name in z.namelist() if name.endswith("/data.pkl")]
-        except zipfile.BadZipFile:
-            continue
+        with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as z:
+            found += [z.read(name) for name in z.namelist() if name.endswith("/data.pkl")]
     return found
 
 
