@@ -85,6 +85,8 @@ def key_part(key: Any) -> str | int:
 
 def repeated_keys(rows: Rows) -> tuple[str, ...]:
     """Keys that a dict sets more than once, as Python compares them: 1, 1.0 and True are one."""
+    if len({row[0] for row in rows if type(row[0]) is str}) == len(rows):
+        return ()  # nearly always
     seen: set[str | int] = set()
     found: dict[str, None] = {}
     for key, *_ in rows:

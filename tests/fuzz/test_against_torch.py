@@ -1,5 +1,6 @@
 """Mutated files that torch's restricted loader takes: ckptool refuses, or agrees on every key,
-shape, type and byte, in each of its four ways: inspect, load, a rewrite, and .safetensors.
+shape, type and byte, in each of its ways: inspect, load, a rewrite to either container of torch
+(storages moved to the CPU), and .safetensors.
 
 torch can be crashed by a pickle, so all of it happens in a process that may die.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-WAYS = ("inspect", "load", "pth", "safetensors")
+WAYS = ("inspect", "load", "pth", "legacy", "safetensors")
 KINDS = ("zip", "legacy")
 
 
