@@ -1,6 +1,6 @@
 """Every exception ckptool raises: what is wrong, where, and what to do.
 
-Knows: slugs, exit statuses (the table of the command line). Must not know: anything else.
+Knows: slugs, exit statuses (the table of the command line). Must not know: anything but `escapes`.
 A new error is one class of three lines.
 """
 
@@ -58,9 +58,12 @@ class CkptError(Exception):
         return ", ".join(words)
 
     def __str__(self) -> str:
+        """One line for people, safe for a terminal; the parts themselves are as they are."""
+        from ckptool.escapes import escape  # seldom needed: an expression to compile
+
         place = self.place()
         line = f"{self.text} ({place})" if place else self.text
-        return f"{self.path}: {line}" if self.path else line
+        return escape(f"{self.path}: {line}" if self.path else line)
 
 
 class NotACheckpoint(CkptError):

@@ -131,7 +131,7 @@ def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[st
     from ckptool.render import render
 
     if flags["keys"]:
-        from ckptool.render.text import escape
+        from ckptool.escapes import escape
 
         for tensor in found.rows:
             echo(escape(tensor.key))

@@ -62,7 +62,7 @@ def trace(error: BaseException) -> None:
     """The traceback to stderr; names from a file may stand in it."""
     from traceback import format_exception
 
-    from ckptool.render.text import escape
+    from ckptool.escapes import escape
 
     for line in "".join(format_exception(error)).split("\n"):
         summary(escape(line))

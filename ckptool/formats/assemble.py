@@ -90,7 +90,7 @@ def assemble(
         storages=_in_file_order(walked, reader),
         extras=top_extras(walked.root, reader, found.tables),
         globals=tuple(_placed(row, found) for row in verdicts),
-        notes=notes + _notes(walked, found.tables, reader),
+        notes=notes + _notes(walked, found, reader),
         handle=PickleHandle(walked, found, reader, container),
         traits=traits,
     )
@@ -123,17 +123,19 @@ def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:
     raise NotACheckpoint(f"a pickle that holds one {word} and no tensors", path=source.name)
 
 
-def _notes(walked: Walked, tables: list[Table], reader: TensorReader) -> tuple[Note, ...]:
+def _notes(walked: Walked, found: Found, reader: TensorReader) -> tuple[Note, ...]:
     notes = []
-    for table in tables:
-        if table.duplicate_keys:
-            keys = ", ".join(f"'{key}'" for key in table.duplicate_keys[:5])
-            notes.append(
-                Note(
-                    "key-duplicate",
-                    f"set more than once in one dict: {keys}; torch keeps the last, other readers the first",
-                )
+    twice = [(*table.path, key) for table in found.tables for key in table.duplicate_keys]
+    if twice or found.repeated:
+        names = [".".join(map(str, path)) for path in dict.fromkeys((*twice, *found.repeated))]
+        keys = ", ".join(f"'{name}'" for name in names[:5])
+        notes.append(
+            Note(
+                "key-duplicate",
+                f"set more than once in one dict: {keys}; torch keeps the last, other readers the first",
             )
+        )
+    for table in found.tables:
         notes.extend(_look_alikes(table))
     if reader.two_dtypes:
         notes.append(

@@ -11,8 +11,8 @@ from typing import Any
 from ckptool.checkpoint import Changes, Checkpoint, Path
 from ckptool.errors import PickleInvalid
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.dicts import dict_items
-from ckptool.formats.measures import device_text, global_name
+from ckptool.formats.dicts import dict_items, key_part
+from ckptool.formats.measures import device_text, global_name, id_text
 from ckptool.formats.rebuild import DEVICE_ARGUMENT
 from ckptool.pickles.nodes import PAIR_OPS, Box, Obj, Tup, elements, items_of, text_of
 from ckptool.pickles.splice import Edits, text_literal
@@ -28,7 +28,7 @@ def retag(handle: PickleHandle, changes: Changes, edits: Edits, retagged: Retagg
         items = items_of(pers.pid)
         if items is None or text_of(items[0]) != "storage":
             continue
-        key = text_of(items[2]) or str(items[2])
+        key = id_text(items[2]) or ""
         new, old = changes.devices.get(key), text_of(items[3])
         if new is None or old == new:
             continue
@@ -111,7 +111,7 @@ def _named_children(node: Any, path: Path) -> Iterator[tuple[Any, Path]]:
     rows = dict_items(node)
     if rows is not None:
         for key, value, *_ in rows:
-            yield value, (*path, key if type(key) is int else text_of(key) or "?")
+            yield value, (*path, key_part(key) if type(key) is int else text_of(key) or "?")
     if type(node) is Tup:
         yield from ((item, (*path, i)) for i, item in enumerate(node.items))
         return

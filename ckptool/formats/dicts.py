@@ -12,6 +12,8 @@ from ckptool.formats.measures import global_name
 from ckptool.pickles.nodes import Box, Obj, Tup, elements, items_of, pairs, text_of
 
 _MANY = 1_000
+_PRINTED = 4_096  # bits of a number that Python still writes in decimal
+_EXACT = 1 << 53
 SCALARS = (int, float, bool, type(None))
 Rows = list[tuple[Any, Any, int, int, int]]
 
@@ -71,7 +73,36 @@ def key_text(key: Any) -> str:
         return repr(raw)
     if type(key) is Tup:
         return f"({', '.join(key_text(item) if type(item) is not Tup else '…' for item in key.items[:8])})"
+    if type(key) is int and key.bit_length() > _PRINTED:
+        return f"<{key.bit_length()}-bit int>"
     return repr(key) if type(key) in (*SCALARS, tuple) else f"<{type(key).__name__.lower()}>"
+
+
+def key_part(key: Any) -> str | int:
+    """A dict key as part of a path: an int stays one, unless Python would not write it."""
+    return key if type(key) is int and key.bit_length() <= _PRINTED else key_text(key)
+
+
+def repeated_keys(rows: Rows) -> tuple[str, ...]:
+    """Keys that a dict sets more than once, as Python compares them: 1, 1.0 and True are one."""
+    if len({row[0] for row in rows if type(row[0]) is str}) == len(rows):
+        return ()  # nearly always
+    seen: set[str | int] = set()
+    found: dict[str, None] = {}
+    for key, *_ in rows:
+        same = _comparable(key)
+        if same in seen:
+            found[key_text(key)] = None
+        elif same is not None:
+            seen.add(same)
+    return tuple(found)
+
+
+def _comparable(key: Any) -> str | int | None:
+    """Something equal for equal keys, whose hashes no file can make collide; None for the rest."""
+    if type(key) in (int, bool, float) and abs(key) < _EXACT and key == int(key):
+        return int(key)
+    return text_of(key) if type(key) not in SCALARS else None
 
 
 def texts_of(node: Any) -> frozenset[str]:

@@ -17,10 +17,12 @@ from ckptool.formats.dicts import (
     Rows,
     dict_items,
     is_optimizer,
+    key_part,
     key_text,
     metadata_of,
     module_parts,
     reconstructed,
+    repeated_keys,
     texts_of,
 )
 from ckptool.formats.judge import embedded_class
@@ -41,10 +43,11 @@ _SHARED = 10_000  # further names of submodules: they could multiply without end
 
 class Found:
     """What stands in one pickle. `owners` maps a table's path to the dict node that holds it,
-    `call_paths` the byte of a call's opcode to its place.
+    `call_paths` the byte of a call's opcode to its place, `repeated` are the places of keys that
+    one dict sets more than once.
     """
 
-    __slots__ = ("call_paths", "owners", "tables", "tensors", "weights")
+    __slots__ = ("call_paths", "owners", "repeated", "tables", "tensors", "weights")
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
@@ -52,6 +55,7 @@ class Found:
         self.owners: dict[Path, Any] = {}
         self.weights: int | None = None
         self.call_paths: dict[int, Path] = {}
+        self.repeated: list[Path] = []
 
 
 class Discoverer:
@@ -93,12 +97,17 @@ class Discoverer:
             rows = dict_items(node)
             if type(node) is Obj:
                 self.found.call_paths[node.end] = path
+            self._note_repeated(rows, path)
             if wanted:
                 self._table(node, rows, path)
             below = list(self._below(node, rows, path, wanted))
             stack.extend(reversed(below))
         self._rank()
         return self.found
+
+    def _note_repeated(self, rows: Rows | None, path: Path) -> None:
+        if rows and len(rows) > 1:
+            self.found.repeated.extend((*path, key) for key in repeated_keys(rows))
 
     def _tensor(self, node: Any, path: Path) -> bool:
         try:
@@ -143,7 +152,7 @@ class Discoverer:
                     yield key, (*path, "<key>"), False
                 if type(value) not in _NODES:
                     continue
-                name = key_text(key) if type(key) is not int else key
+                name = key_part(key)
                 place = (*path, name)
                 record = self.placed.pop((place, id(value)), None) if leaves else None
                 if record is not None:  # its table has read it, and nothing stands between
@@ -183,6 +192,7 @@ class Discoverer:
                 yield state, (*path, "state"), False
                 return
             self.seen.add(id(state))
+            self._note_repeated(rows, path)
             inside = wanted and not self._is_module(node)
             for key, value, *_ in rows:
                 name = key_text(key)
@@ -258,7 +268,7 @@ class Discoverer:
 
     def _member(self, value: Any, path: Path, key: Any) -> Tensor | None:
         name = key_text(key)
-        place = (*path, key if type(key) is int else name)
+        place = (*path, key_part(key))
         try:
             tensor = self.reader.tensor(value, name, place) or self._array(value)
         except CkptError as error:

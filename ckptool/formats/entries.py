@@ -15,7 +15,7 @@ from ckptool.checkpoint import Checkpoint, Extra, Path, Table, Tensor
 from ckptool.errors import LimitExceeded
 from ckptool.formats.arrays import array_parts, numpy_dtype
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.dicts import dict_items, key_part, key_text
 from ckptool.formats.expressions import KEPT_METADATA
 from ckptool.formats.extras import SETS, class_of, numpy_scalar
 from ckptool.formats.judge import inert_raw
@@ -266,7 +266,7 @@ def _is_above(node: Any, above: Any) -> bool:
 
 def _pairs(rows: Any) -> Iterator[Child]:
     for key, value, *_ in rows:
-        yield value, (key if type(key) is int else key_text(key),)
+        yield value, (key_part(key),)
 
 
 def _items(node: Any) -> Iterator[Child]:

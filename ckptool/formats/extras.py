@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.arrays import numpy_dtype
-from ckptool.formats.dicts import dict_items, is_optimizer, key_text
+from ckptool.formats.dicts import dict_items, is_optimizer, key_part, key_text
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
@@ -292,7 +292,7 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
     for key, value, *_ in rows:
-        path: Path = (key if type(key) is int else key_text(key),)
+        path: Path = (key_part(key),)
         if path not in held:
             one = told.get(id(value))  # a large one may stand under thousands of names
             if one is None:

@@ -20,6 +20,9 @@ from ckptool.checkpoint import (
 from ckptool.errors import PickleInvalid, TensorBounds
 from ckptool.pickles.nodes import Global, Obj, items_of, text_of
 
+COUNTED = 1 << 63
+"""torch counts elements in 64 bits; a pickle can spell numbers that Python will not print."""
+
 
 class View(NamedTuple):
     """A storage as one persistent id names it: legacy files may shift it by elements."""
@@ -34,11 +37,21 @@ def global_name(node: Any) -> str | None:
 
 
 def whole(value: Any, what: str, node: Any, low: int = 0) -> int:
-    """`value` when it is an int (no bool) of at least `low`. Raises TensorBounds otherwise."""
-    if type(value) is not int or value < low:
-        shown = value if type(value) is int and abs(value) < 1 << 64 else type(value).__name__
-        raise TensorBounds(f"{what} is {shown}, not a whole number", offset=at_byte(node))
+    """`value` when it is an int (no bool) of at least `low` that torch can count to. Raises
+    TensorBounds otherwise.
+    """
+    if type(value) is not int or not low <= value < COUNTED:
+        shown = value if type(value) is int and abs(value) < COUNTED else type(value).__name__
+        what = f"{what} is beyond 63 bits" if shown == "int" else f"{what} is {shown}"
+        raise TensorBounds(f"{what}, not a whole number", offset=at_byte(node))
     return value
+
+
+def id_text(node: Any) -> str | None:
+    """What names a storage: a text, or a number as torch before 0.4 gave; None for another."""
+    if type(node) is int and abs(node) < COUNTED:
+        return str(node)
+    return text_of(node)
 
 
 def at_byte(node: Any) -> int | None:

@@ -117,7 +117,9 @@ def _sparse(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     if len(dense) not in (2, 3) or len(parts) < len(dense) + 1:
         raise PickleInvalid("a sparse tensor without indices and values", offset=node.end)
     shape = reader.sizes(parts[len(dense)], "size", node)
-    values = dense[-1]
+    *indices, values = dense
+    if any(one.dtype is None or one.dtype.kind != "int" for one in indices):
+        raise PickleInvalid("indices of a sparse tensor that are no integers", offset=node.end)
     return Tensor(
         "", values.dtype, shape, None, 0, values.storage, False, "sparse", (), values.device
     )

@@ -20,6 +20,7 @@ from ckptool.formats.renames import rename_and_drop
 from ckptool.formats.unicode import add_unicode
 from ckptool.pickles.check import check_rewrite
 from ckptool.pickles.downgrade import add_spellings
+from ckptool.pickles.hoist import Emitter
 from ckptool.pickles.nodes import Walked
 from ckptool.pickles.splice import Edits, splice
 from ckptool.pickles.texts import only_texts_differ
@@ -54,6 +55,8 @@ def rewrite(checkpoint: Checkpoint, changes: Changes, target: str = "") -> Rewri
     if not moving:
         refuse_unsafe(checkpoint.globals, changes)
     _refuse_duplicates(checkpoint)
+    if moving or changes.devices:
+        _refuse_shared_ids(handle.walked)
     edits, result = Edits(), Rewritten(b"")
     work = Rehousing(checkpoint, changes, target, edits, result.retagged)
     rename_and_drop(checkpoint, changes, edits, work.generated)
@@ -110,9 +113,26 @@ def refuse_unsafe(verdicts: tuple[Global, ...], changes: Changes) -> None:
 def _refuse_duplicates(checkpoint: Checkpoint) -> None:
     for table in checkpoint.tables:
         for key in table.duplicate_keys:
-            raise KeyDuplicate(
-                "one dict sets this key more than once, readers disagree on which counts", key=key
-            )
+            raise _repeated(key)
+    for path in checkpoint.handle.found.repeated:
+        raise _repeated(".".join(map(str, path)))
+
+
+def _repeated(key: str) -> KeyDuplicate:
+    text = "one dict sets this key more than once, readers disagree on which counts"
+    return KeyDuplicate(text, key=key)
+
+
+def _refuse_shared_ids(walked: Walked) -> None:
+    """The id of a storage is edited in place: nothing else may be the same tuple."""
+    ids = {id(node.pid) for node in walked.persistent}
+    slots = [slot for slot, node in walked.memo.items() if id(node) in ids]
+    uses = Emitter(walked).uses_of(slots)
+    if uses:
+        raise PickleInvalid(
+            "the pickle cannot be rewritten: the id of a storage is a value too",
+            offset=min(at[0] for at in uses.values()),
+        )
 
 
 def _spliced(walked: Walked, edits: Edits, result: Rewritten) -> bytes:

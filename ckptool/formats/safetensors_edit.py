@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Table
-from ckptool.errors import LimitExceeded, OutputError, UnsafePickle, Unsupported
+from ckptool.errors import KeyDuplicate, LimitExceeded, OutputError, UnsafePickle, Unsupported
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.contents import Filler
 from ckptool.formats.dicts import dict_items, state_items
@@ -84,6 +84,7 @@ def select_rows(
     table = chosen_table(checkpoint, changes)
     if table.duplicate_keys:
         raise Unsupported("the state_dict sets a key more than once", key=table.duplicate_keys[0])
+    _refuse_repeated(checkpoint, table)
     _refuse_odd_keys(checkpoint, table, changes)
     _refuse_odd_owner(checkpoint, table, changes)
     rows = rows_of(checkpoint, table, changes)
@@ -105,8 +106,20 @@ def inline_of(checkpoint: Checkpoint) -> Any:
 
 
 # -- what can be held --------------------------------------------------------------------------
+def _refuse_repeated(checkpoint: Checkpoint, table: Table) -> None:
+    """A key set twice on the way to the state_dict or inside it: which one counts is not clear."""
+    found = getattr(checkpoint.handle, "found", None)
+    for path in found.repeated if found is not None else ():
+        if path[: len(table.path)] == table.path[: len(path)]:
+            key = ".".join(map(str, path))
+            raise KeyDuplicate("one dict sets this key more than once", key=key)
+
+
 def _refuse_odd_keys(checkpoint: Checkpoint, table: Table, changes: Changes) -> None:
-    """A number as a key would come back as text."""
+    """A number as a key would come back as text; a tensor that is a key itself has no name."""
+    nameless = next((t.key for t in table.tensors if "<key>" in t.path), None)
+    if nameless is not None:
+        raise Unsupported("a tensor that is the key of a dict", key=nameless, hint=_LEAVE)
     names = {t.key for t in table.tensors if (table.path, t.key) not in changes.drops}
     for key in sorted(odd_keys(checkpoint, table) & names):
         raise Unsupported("a key that is no text", key=key, hint=_LEAVE)

@@ -11,7 +11,16 @@ from typing import Any
 
 from ckptool.checkpoint import DType, Path, Piece, Storage, Tensor
 from ckptool.errors import LimitExceeded, PickleInvalid, StorageSize, TensorBounds
-from ckptool.formats.measures import View, at_byte, check_bounds, global_name, storage_dtype, whole
+from ckptool.formats.measures import (
+    COUNTED,
+    View,
+    at_byte,
+    check_bounds,
+    global_name,
+    id_text,
+    storage_dtype,
+    whole,
+)
 from ckptool.formats.rebuild import BUILDERS
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import (
@@ -68,9 +77,7 @@ class TensorReader:
         items = items_of(node.pid)
         if items is None or len(items) not in (5, 6) or text_of(items[0]) != "storage":
             raise PickleInvalid("a persistent id that is not a storage", offset=node.end)
-        key, device = text_of(items[2]), text_of(items[3])
-        if key is None and type(items[2]) is int:
-            key = str(items[2])
+        key, device = id_text(items[2]), text_of(items[3])
         if key is None or device is None:
             raise PickleInvalid("a storage without a text key or location", offset=node.end)
         dtype = self._dtypes.get(id(items[1]))
@@ -118,7 +125,7 @@ class TensorReader:
         for pers in walked.persistent:
             items = items_of(pers.pid)
             if items is not None and len(items) in (5, 6):
-                key, device = text_of(items[2]), text_of(items[3])
+                key, device = id_text(items[2]), text_of(items[3])
                 if key is not None and device is not None:
                     self._tags.setdefault(key, device)
 
@@ -223,7 +230,7 @@ class TensorReader:
         """A tuple of whole numbers, also as torch.Size((…)). Raises TensorBounds."""
         if type(node) is Tup and len(node.items) <= self.limits.rank:
             for item in node.items:
-                if type(item) is not int or item < 0:
+                if type(item) is not int or not 0 <= item < COUNTED:
                     whole(item, f"the {what} of a tensor", owner)
             return tuple(node.items)
         if type(node) is Obj and global_name(node.fn) == "torch.Size":

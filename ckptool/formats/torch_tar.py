@@ -14,7 +14,7 @@ from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece, Tensor
 from ckptool.errors import HeaderInvalid, LimitExceeded, NotACheckpoint, PickleInvalid, Truncated
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.measures import View, check_bounds, storage_dtype, whole
+from ckptool.formats.measures import View, check_bounds, id_text, storage_dtype, whole
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Global as GlobalNode
@@ -253,9 +253,7 @@ class _Reading:
 
 
 def _name(node: Any) -> str:
-    text = text_of(node)
+    text = id_text(node)
     if text is not None:
         return text
-    if type(node) is int:
-        return str(node)
     raise PickleInvalid("a key that is neither a number nor a text")

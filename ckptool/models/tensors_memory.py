@@ -110,7 +110,8 @@ class Memory:
         made = self._made.get(storage.key)
         if made is None:
             storage = self._storages.get(storage.key, storage)  # the first of two dtypes
-            device = META if storage.device == "meta" else self._place(storage)
+            empty = storage.device == "meta" and not storage.pieces
+            device = META if empty else self._place(storage)
             label = self._labels.get(storage.key, "")
             made = self._made[storage.key] = _allocated(storage, device, label)
             if device.type != "meta" and storage.size_bytes:

@@ -5,9 +5,9 @@ Knows: the order of the fields. Must not know: files, verbs. No headings, nothin
 
 from __future__ import annotations
 
+from ckptool.escapes import escape
 from ckptool.render.parts import Report, shown_tensors
 from ckptool.render.stats import fields, is_measured
-from ckptool.render.text import escape
 
 FIELDS = ("key", "shape", "dtype", "device", "size_bytes")
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ckptool.escapes import UNSAFE_IN_JSON, escape
 from ckptool.render.parts import (
     Report,
     blocks,
@@ -22,7 +23,7 @@ from ckptool.render.parts import (
     top,
 )
 from ckptool.render.stats import fields, is_measured, names_of
-from ckptool.render.text import LONG, UNSAFE_IN_JSON, escape, show
+from ckptool.render.text import LONG, show
 
 CSV_FIELDS = (
     *("key", "shape", "dtype", "device", "stride", "offset"),

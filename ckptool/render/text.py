@@ -5,8 +5,9 @@ Knows: code points, units, columns. Must not know: reports, files, verbs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence, Set
+
+from ckptool.escapes import UNSAFE, escape
 
 WIDTH = 200
 """Columns of one string from a file in a screen."""
@@ -14,35 +15,13 @@ WIDTH = 200
 LONG = 2_000
 """Columns of an error, a note or a command: our own words around names from a file."""
 
-# C0, DEL and C1; Arabic letter mark; zero-width and direction marks; separators and embeddings;
-# isolates; the byte order mark; tags; lone surrogates. CJK and accents stay as they are.
-_CLASS = (
-    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f\x7f-\x9f"
-)
-UNSAFE_IN_JSON = re.compile(f"[{_CLASS}]")
-"""The code points that a JSON encoder leaves as they are (it escapes C0 itself)."""
-
-_UNSAFE = re.compile(f"[\x00-\x1f{_CLASS}]")
-
-
-def escape(text: str) -> str:
-    r"""`text` with every control, direction and invisible code point as \x1b, \u202e, ..."""
-    return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
-
 
 def show(text: str, width: int = WIDTH) -> str:
     """`text` on one line, safe for a terminal, at most `width` characters long."""
-    if len(text) <= width and not _UNSAFE.search(text):
+    if len(text) <= width and not UNSAFE.search(text):
         return text
     safe = escape(text[: width + 1])  # never a megabyte for the sake of two hundred
     return safe if len(safe) <= width else safe[: width - 1] + "…"
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB", "EB", "ZB")
