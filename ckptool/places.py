@@ -6,6 +6,7 @@ Never mmap: a file cut while it is mapped kills the process; a short read is an 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -226,7 +227,8 @@ class FileSource(Source):
         """Close the descriptor; later reads fail, and never read another file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what was read, was read
+                os.close(fd)
 
 
 class _Window(Source):

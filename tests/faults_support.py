@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -52,8 +53,9 @@ def environment():
 def command(words, cwd, *before):
     words = [*before, sys.executable, "-m", "ckptool", *map(str, words)]
     return subprocess.run(
-        words, cwd=cwd, env=environment(), capture_output=True, check=False, timeout=60
-    )
+        words, cwd=cwd, env=environment(), capture_output=True, check=False, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the back has none
+    )  # fmt: skip
 
 
 # -- what is converted -------------------------------------------------------------------------
@@ -211,9 +213,10 @@ class Bench:
         """The command with one fault."""
         there = self.lay()
         trace = self.folder / "trace"
+        quick = () if "signal" in how else ("--seccomp-bpf",)  # which drops injected signals
         done = command(
             [*self.row.words, "--json"], self.folder,
-            "strace", "-f", "--seccomp-bpf", "-s", "0", "-o", trace, "-e", f"trace={call}",
+            "strace", "-f", *quick, "-s", "0", "-o", trace, "-e", f"trace={call}",
             "-e", f"inject={call}:{how}:when={number}",
         )  # fmt: skip
         said = {}
