@@ -56,7 +56,10 @@ class Pending(NamedTuple):
 
 def journal_path(path: str) -> str:
     """Where the journal of a file lies: beside the file itself, not beside a link to it."""
-    folder, name = os.path.split(os.path.realpath(path))
+    real = path
+    with contextlib.suppress(OSError):  # the current folder was removed: no link is followed
+        real = os.path.realpath(path)
+    folder, name = os.path.split(real)
     return os.path.join(folder, f".{name}.ckptool-journal")
 
 

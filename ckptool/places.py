@@ -341,8 +341,10 @@ class Folder:
                 member=name,
                 hint="edit the name, or do not use this file",
             )
-        real = os.path.realpath(path)
-        home = os.path.realpath(self.path)
+        try:
+            real, home = os.path.realpath(path), os.path.realpath(self.path)
+        except OSError as error:  # the current folder was removed
+            raise _open_error(path, error) from error
         if not any(real.startswith(os.path.join(root, "")) for root in (home, *_blobs(home))):
             raise PathEscape(
                 "a link that leads out of the folder",

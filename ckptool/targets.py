@@ -101,7 +101,8 @@ def resolve(path: str) -> tuple[str, os.stat_result | None]:
         real = os.path.realpath(path)
         return real, _stat_of(real)
     except (OSError, ValueError) as error:
-        raise refusal(path, "special", f"not a possible path: {error}") from error
+        text = getattr(error, "strerror", None) or str(error)
+        raise refusal(path, "special", f"not a possible path: {text}") from error
 
 
 class Target:

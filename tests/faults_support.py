@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from fixtures.make_fixtures import save
@@ -46,14 +45,14 @@ def why_no_strace():
 
 def environment():
     """The same calls in every run."""
-    fixed = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
-    return {**os.environ, **fixed}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
-def command(words, cwd, *before):
+def command(words, cwd, *before, env=None):
     words = [*before, sys.executable, "-m", "ckptool", *map(str, words)]
     return subprocess.run(
-        words, cwd=cwd, env=environment(), capture_output=True, check=False, timeout=60,
+        words, cwd=cwd, env=env or environment(), capture_output=True, check=False, timeout=60,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the back has none
     )  # fmt: skip
 
@@ -174,12 +173,18 @@ class Bench:
 
     def __init__(self, folder, row):
         self.folder, self.row = folder, row
+        # Compiled modules of its own, complete before the calls are counted: another process
+        # that writes some meanwhile would change how many files are opened.
+        self.env = {**environment(), "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache")}
+        _fresh(folder, row)
+        command([*row.words, "--json"], folder, env=self.env)
+        self.env["PYTHONDONTWRITEBYTECODE"] = "1"
         there = _fresh(folder, row)
         self.old = tree(there)
         trace = folder / "trace"
         done = command(
             [*row.words, "--json"], folder,
-            "strace", "-f", "--seccomp-bpf", "-y", "-s", "0", "-o", trace, "-e", f"trace={','.join(CALLS)}",
+            "strace", "-f", "--seccomp-bpf", "-y", "-s", "0", "-o", trace, "-e", f"trace={','.join(CALLS)}", env=self.env,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr.decode()
         self.new = tree(there)
@@ -217,7 +222,7 @@ class Bench:
         done = command(
             [*self.row.words, "--json"], self.folder,
             "strace", "-f", *quick, "-s", "0", "-o", trace, "-e", f"trace={call}",
-            "-e", f"inject={call}:{how}:when={number}",
+            "-e", f"inject={call}:{how}:when={number}", env=self.env,
         )  # fmt: skip
         said = {}
         if done.stdout:
@@ -229,7 +234,7 @@ class Bench:
 
     def again(self, *words):
         """The command once more, undisturbed, on what was left."""
-        done = command([*(words or self.row.words), "--json"], self.folder)
+        done = command([*(words or self.row.words), "--json"], self.folder, env=self.env)
         said = json.loads(done.stdout) if done.stdout else {}
         return After(
             done.returncode, said, done.stderr.decode(), tree(self.folder / "there"), False
