@@ -9,15 +9,17 @@ first byte until after the last fsync, so whatever stops an edit in between, the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
 
 from ckptool import targets
 from ckptool.errors import CkptError, NothingToDo, OutputError, SpecialFile
+from ckptool.interrupts import held
 from ckptool.journals import Journal, facts, pending
 from ckptool.places import Source, changed, describe, open_source
-from ckptool.targets import output_error, sync_folder
+from ckptool.targets import output_error, sync_folder, write_all
 
 _FLAGS = os.O_RDWR | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _ELSEWHERE = "write another file with -o OUT"
@@ -75,10 +77,8 @@ def _append(
 
 
 def _write_at(fd: int, offset: int, data: bytes) -> None:
-    view = memoryview(data)
     os.lseek(fd, offset, os.SEEK_SET)
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, data)
 
 
 def _cut_back(fd: int, size: int, fsync: bool) -> None:
@@ -113,10 +113,23 @@ def truncate(source: Source, size: int, *, fsync: bool = True) -> None:
 
     Raises InputChanged when it is not the same any more, OutputError.
     """
-    with _opened(source) as fd:
-        os.ftruncate(fd, size)
+    with _opened(source) as fd, held("the former bytes are back"):
+        _cut(fd, size, fsync)
+
+
+def _cut(fd: int, size: int, fsync: bool) -> None:
+    os.ftruncate(fd, size)
+    if os.fstat(fd).st_size != size:
+        raise OSError(errno.EIO, "the disk did not cut the file back")
+    try:
         if fsync:
             os.fsync(fd)
+    except OSError as error:
+        found = output_error(error, "")
+        found.path = None  # `_opened` names it
+        found.text = f"the file was cut back, but not flushed to disk: {error.strerror}"
+        found.hint = "check the disk, then look at the file with ckptool verify"
+        raise found from error
 
 
 def recover(
@@ -145,11 +158,8 @@ def recover(
             )
         if found.length < source.size:
             check(source, found.length)
-        with _opened(source) as fd:
-            if found.length < source.size:
-                os.ftruncate(fd, found.length)
-            if fsync:
-                os.fsync(fd)
+        with _opened(source) as fd, held("the former bytes are back"):
+            _cut(fd, found.length, fsync)
             os.unlink(found.path)
             if fsync:
                 sync_folder(os.path.dirname(found.path))
@@ -173,7 +183,8 @@ def _opened(source: Source) -> Iterator[int]:
         raise
     finally:
         if fd >= 0:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what counts was flushed before
+                os.close(fd)
 
 
 def _open(path: str) -> int:

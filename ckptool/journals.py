@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ckptool.errors import OutputError
 from ckptool.places import Source
-from ckptool.targets import sync_folder
+from ckptool.targets import lost, sync_folder, write_all
 
 _TAIL = 64 << 10
 _LARGEST = 512
@@ -56,7 +56,10 @@ class Pending(NamedTuple):
 
 def journal_path(path: str) -> str:
     """Where the journal of a file lies: beside the file itself, not beside a link to it."""
-    folder, name = os.path.split(os.path.realpath(path))
+    real = path
+    with contextlib.suppress(OSError):  # the current folder was removed: no link is followed
+        real = os.path.realpath(path)
+    folder, name = os.path.split(real)
     return os.path.join(folder, f".{name}.ckptool-journal")
 
 
@@ -160,7 +163,9 @@ class Journal:
         fd = os.open(self._temp, _CREATE, 0o666)
         try:
             self._made = _identity(os.fstat(fd))
-            os.write(fd, self._data)
+            write_all(fd, self._data)
+            if os.fstat(fd).st_size != len(self._data):  # cut short it would not be obeyed
+                raise lost(self.path, os.fstat(fd).st_size, len(self._data))
             if fsync:
                 os.fsync(fd)
         finally:

@@ -6,6 +6,7 @@ Never mmap: a file cut while it is mapped kills the process; a short read is an 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -226,7 +227,8 @@ class FileSource(Source):
         """Close the descriptor; later reads fail, and never read another file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what was read, was read
+                os.close(fd)
 
 
 class _Window(Source):
@@ -339,8 +341,10 @@ class Folder:
                 member=name,
                 hint="edit the name, or do not use this file",
             )
-        real = os.path.realpath(path)
-        home = os.path.realpath(self.path)
+        try:
+            real, home = os.path.realpath(path), os.path.realpath(self.path)
+        except OSError as error:  # the current folder was removed
+            raise _open_error(path, error) from error
         if not any(real.startswith(os.path.join(root, "")) for root in (home, *_blobs(home))):
             raise PathEscape(
                 "a link that leads out of the folder",

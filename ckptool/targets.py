@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Sequence
 
 from ckptool.errors import OutputError
+from ckptool.interrupts import held
 from ckptool.places import describe
 
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -71,8 +72,9 @@ class NewFolder:
     def make(self) -> None:
         """Make it, once."""
         if not self._made:
-            os.mkdir(self.path)
-            self._made = True
+            with held():
+                os.mkdir(self.path)
+                self._made = True
 
     def discard(self) -> None:
         """Remove it if this object made it and nothing is in it."""
@@ -99,7 +101,8 @@ def resolve(path: str) -> tuple[str, os.stat_result | None]:
         real = os.path.realpath(path)
         return real, _stat_of(real)
     except (OSError, ValueError) as error:
-        raise refusal(path, "special", f"not a possible path: {error}") from error
+        text = getattr(error, "strerror", None) or str(error)
+        raise refusal(path, "special", f"not a possible path: {text}") from error
 
 
 class Target:
@@ -156,7 +159,7 @@ class Target:
         for number in range(1000):
             suffix = f"-{number}" if number else ""
             temp = os.path.join(self.folder, f"{self.stem()}{os.getpid()}{suffix}.tmp")
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError), held():
                 self.fd = os.open(temp, _TEMP_FLAGS, 0o666)
                 self.temp = temp
                 break
@@ -202,6 +205,22 @@ class Target:
         return f".{name}.ckptool-"
 
 
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all of it, however little the system takes at once."""
+    view = memoryview(data)
+    while view:
+        taken = os.write(fd, view)
+        if not taken:
+            raise OSError(errno.EIO, "the disk takes no bytes")
+        view = view[taken:]
+
+
+def lost(path: str, size: int, planned: int) -> OutputError:
+    """The error of a file that is shorter than what was written to it."""
+    text = f"the disk kept {size:,} bytes of {planned:,} that were written"
+    return output_error(OSError(errno.EIO, text), path)
+
+
 def sync_folder(folder: str) -> None:
     """Make renames in it durable, where the system can (not on Windows)."""
     if os.name == "nt":
@@ -238,7 +257,13 @@ def _take_over(fd: int, temp: str, old: os.stat_result) -> None:
         with contextlib.suppress(OSError):
             os.fchown(fd, old.st_uid, old.st_gid)
     mode = old.st_mode & 0o777
-    if hasattr(os, "fchmod"):
-        os.fchmod(fd, mode)
-    else:
-        os.chmod(temp, mode)
+    try:
+        if hasattr(os, "fchmod"):
+            os.fchmod(fd, mode)
+        else:
+            os.chmod(temp, mode)
+    except OSError as error:
+        if os.fstat(fd).st_mode & 0o777 & ~mode:  # others could read what they could not before
+            text = f"the new file cannot be given the mode {mode:03o}: {error.strerror}"
+            hint = "give another -o, or remove the old file first"
+            raise OutputError(text, hint=hint, slug="output-mode") from error

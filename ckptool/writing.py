@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptool.errors import CkptError, StorageSize
+from ckptool.interrupts import held
 from ckptool.places import Source, changed, open_source, reopen
 from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
 from ckptool.sinks import (
@@ -30,6 +31,7 @@ from ckptool.sinks import (
 )
 from ckptool.spans import Address, Span
 from ckptool.sums import BLOCK, Checker, Sum
+from ckptool.targets import lost, write_all
 
 __all__ = ["FileSink", "FolderSink", "Reader", "Recipe", "check_different", "write"]
 
@@ -98,9 +100,10 @@ def write(
             run.sources.finish()
         for target in targets if verify else ():
             _verify(target, verify)
-        for target in targets:
-            path = target.path
-            target.publish()
+        with held("all was written before"):  # no loader meets old and new shards together
+            for target in targets:
+                path = target.path
+                target.publish()
     except OSError as error:
         raise output_error(error, path, [t.path for t in targets if t.published]) from error
     finally:
@@ -120,7 +123,7 @@ def _write_output(run: _Run, output: Output, target: Target, fsync: bool) -> Non
     run.report(end=True)
     size = os.fstat(target.fd).st_size
     if size != output.size_bytes:
-        raise StorageSize(f"{size:,} bytes were written, {output.size_bytes:,} were planned")
+        raise lost(target.path, size, output.size_bytes)
     target.close(fsync=fsync)
 
 
@@ -222,8 +225,7 @@ class _Out:
         if self._pending:
             self.flush()
         self.position += len(data)
-        while data:
-            data = data[os.write(self._fd, data) :]
+        write_all(self._fd, data)
 
     def kernel_copies(self, source: Source, span: Span) -> bool:
         """Whether the kernel may copy this, and does so faster than we write blocks."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from ckptool import __version__
+from ckptool.cli.output import Stdout, Unwritten, summary
 from ckptool.errors import CkptError, UsageError
 
 # name -> (module, one line)
@@ -58,6 +59,13 @@ def cli() -> None:
 def main(args: list[str]) -> int:
     """Run one command; every way out becomes an exit status."""
     try:
+        return _main(args)
+    except Unwritten as error:
+        return _unwritten(error)
+
+
+def _main(args: list[str]) -> int:
+    try:
         result = cli.main(args=args, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -65,14 +73,17 @@ def main(args: list[str]) -> int:
         return _fail(error, args)
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        sys.stderr.write("ckptool: interrupted; nothing is left behind\n")
+    except (click.Abort, KeyboardInterrupt) as error:
+        said = str(error.__cause__ or error) or "nothing is left behind"  # or what was done before
+        summary(f"ckptool: interrupted; {said}")
         return INTERRUPTED
     except click.ClickException as error:
         return _misused(error, args)
     except (BrokenPipeError, SystemExit):  # click makes an exit of a closed pipe
         _silence()
         return READER_GONE
+    except Unwritten:
+        raise
     except Exception as error:
         return _bug(error, args)
 
@@ -104,7 +115,8 @@ def _colour(args: list[str]) -> str:
 def _misused(error: click.ClickException, args: list[str]) -> int:
     if "--json" in args:
         return _fail(UsageError(error.format_message()), args)
-    error.show()
+    with suppress(OSError):
+        error.show()
     return error.exit_code if error.exit_code != 1 else 2
 
 
@@ -115,11 +127,18 @@ def _bug(error: Exception, args: list[str]) -> int:
     if "--debug" in args:
         trace(error)
     text = show(f"{type(error).__name__}: {error}")
-    sys.stderr.write(
+    summary(
         f"ckptool: a bug in ckptool {__version__}: {text}\n"
-        "  hint: run it again with --debug and report what it prints\n"
+        "  hint: run it again with --debug and report what it prints"
     )
     return BUG
+
+
+def _unwritten(error: Unwritten) -> int:
+    summary(f"ckptool: standard output: it cannot be written to: {error}")
+    summary("  hint: give it a file, a pipe or a terminal that takes it")
+    _silence()
+    return 2
 
 
 def _silence() -> None:
@@ -128,21 +147,42 @@ def _silence() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _prepare(stream: Any) -> None:
-    """No terminal or locale may make us fail: what it cannot show is escaped."""
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
+def _prepare() -> None:
+    """No terminal or locale may make us fail: what it cannot show is escaped.
+
+    Streams that whoever called us has closed are opened, or a file of ours would get their
+    numbers: reading finds the end, messages go nowhere, data on stdout is an error.
+    """
+    for fd, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        if _closed(fd):
+            os.open(os.devnull, mode)  # it gets the lowest number that is free
+    out: Any = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    encoding, lines = out.encoding, out.line_buffering
+    sys.stdout = Stdout(out.detach(), encoding, "backslashreplace", line_buffering=lines)
+    err: Any = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    err.reconfigure(errors="backslashreplace")
+    sys.stderr = err
+
+
+def _closed(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return True
+    return False
 
 
 def run() -> NoReturn:
     """The console script. Ends without tearing down a million nodes one by one."""
     gc.disable()
-    _prepare(sys.stdout)
-    _prepare(sys.stderr)
+    _prepare()
     status = main(sys.argv[1:])
     try:
         sys.stdout.flush()
-        sys.stderr.flush()
     except BrokenPipeError:
         status = READER_GONE
+    except Unwritten as error:
+        status = _unwritten(error)
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(status)

@@ -5,11 +5,44 @@ Knows: streams, colour. Must not know: checkpoints.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ckptool.errors import CkptError
+
+
+class Unwritten(Exception):
+    """Stdout takes no more: a full disk, a closed descriptor. (A reader that went away is not
+    this but BrokenPipeError.)
+    """
+
+
+class Stdout(io.TextIOWrapper):
+    """The stream of the command: its errors are told from those of any file."""
+
+    def write(self, text: str) -> int:
+        """Write; raises Unwritten."""
+        with _telling():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Flush; raises Unwritten."""
+        with _telling():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unwritten(error.strerror or str(error)) from error
 
 
 def echo(text: str) -> None:
@@ -18,8 +51,13 @@ def echo(text: str) -> None:
 
 
 def summary(text: str) -> None:
-    """One block for people to stderr."""
-    sys.stderr.write(f"{text}\n")
+    """One block for people to stderr; where it cannot be written, the exit status still says it."""
+    try:
+        sys.stderr.write(f"{text}\n")
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def note(row: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ckptool.render.diff_rollup import Row, rows
 from ckptool.render.parts import Report, blocks, note_lines
-from ckptool.render.text import count, listing, path_text, shape_text, show
+from ckptool.render.text import columns, count, listing, padded, path_text, shape_text, show
 
 _LISTED = 8  # names of what is the same
 _FEW = 3  # new or lost tensors of a module that are told one by one
@@ -33,8 +33,8 @@ def diff_text(report: Report, *, limit: int | None = None, verbose: bool = False
     lines = list(_lines(report, verbose))
     shown = lines if limit is None else lines[:limit]
     rest = len(lines) - len(shown)
-    width = max((len(line.name) for line in shown if len(line.name) <= _COLUMN), default=0)
-    body = [f"  {line.mark} {line.name:<{width}}  {line.text}".rstrip() for line in shown]
+    width = max((columns(line.name) for line in shown if columns(line.name) <= _COLUMN), default=0)
+    body = [f"  {line.mark} {padded(line.name, width)}  {line.text}".rstrip() for line in shown]
     if rest:
         body.append(f"  … {rest:,} more rows" if rest > 1 else "  … 1 more row")
     return blocks([first_line(report), *body, summary_line(report)], note_lines(report))

@@ -38,7 +38,7 @@ def table(report: Report) -> str:
 
 def grid(rows: Sequence[Sequence[str]], right: Set[int]) -> list[str]:
     """Lines of a table, `right` its right-aligned columns; every cell has passed show(), so tabulate
-    meets no escapes.
+    meets no escapes. It asks wcwidth, as we do, how wide a character is.
     """
     if len(rows) > TABULATED:  # tabulate makes a column two wider than its heading: so do we
         names = [f"  {name}" if at in right else f"{name}  " for at, name in enumerate(rows[0])]

@@ -66,7 +66,35 @@ def listing(items: Sequence[str], most: int = 3) -> str:
 
 def lay_out(rows: Sequence[Sequence[str]], right: Set[int] = frozenset()) -> list[str]:
     """Rows of strings as lines: columns two spaces apart, those in `right` right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
     aligned = (f"{{:{'>' if at in right else '<'}{width}}}" for at, width in enumerate(widths))
     line = "  ".join(aligned)
-    return [line.format(*row).rstrip() for row in rows]
+    return [
+        line.format(*row).rstrip() if "".join(row).isascii() else _laid(row, widths, right)
+        for row in rows
+    ]
+
+
+def _laid(row: Sequence[str], widths: Sequence[int], right: Set[int]) -> str:
+    """One line where a character may take two columns, or none."""
+    cells = [
+        padded(text, width, right=at in right)
+        for at, (text, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return "  ".join(cells).rstrip()
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """`text` and the spaces that make it `width` columns wide; it is never cut."""
+    space = " " * (width - columns(text))
+    return space + text if right else text + space
+
+
+def columns(text: str) -> int:
+    """Columns of a terminal that `text` takes: two for CJK and emoji, none for combining marks."""
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth
+
+    width: int = wcswidth(text)
+    return width if width >= 0 else len(text)
