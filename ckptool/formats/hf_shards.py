@@ -240,7 +240,7 @@ class _Moved:
 
     def _move_storage(self, s: Storage) -> Storage:
         number = self._number
-        pieces = tuple([Piece(number, p.span, p.encoding, p.region) for p in s.pieces])
+        pieces = tuple([Piece(number, p.span, p.encoding, p.region, p.crc) for p in s.pieces])
         moved = Storage(f"{number}/{s.key}", s.dtype, s.count, s.device, pieces, s.crc)
         self._storages[id(s)] = moved
         return moved
