@@ -101,6 +101,7 @@ _OTHERS = {
     "torch-package": "torch.package archive",
     "torch-export": "torch.export program",
     "hf-shards": "Hugging Face shards",
+    "dcp": "DCP folder",
 }
 TITLES: dict[str, str] = {**{row.name: row.title for row in FORMATS}, **_OTHERS}
 

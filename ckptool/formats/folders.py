@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
-from ckptool.checkpoint import Note
-from ckptool.errors import NotACheckpoint, SpecialFile, Unsupported, UsageError
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import HeaderInvalid, NotACheckpoint, SpecialFile, Unsupported, UsageError
+from ckptool.limits import Limits
 from ckptool.places import Folder
 
 INDEXES = (".safetensors.index.json", ".bin.index.json")  # in the order loaders look
@@ -22,11 +24,29 @@ _RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt|.*zero_pp_rank_.*\.p
 
 
 class Held(NamedTuple):
-    """The file of a folder to read: an index, or one whole checkpoint."""
+    """What stands for a folder: an index in it (`layout` says of what), or the one file that is
+    the checkpoint (`layout` is empty).
+    """
 
     name: str
-    is_index: bool
+    layout: str
     notes: tuple[Note, ...] = ()
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the folder is read as a whole."""
+        return bool(self.layout)
+
+
+READERS = {"hf-shards": "hf_shards", "dcp": "dcp"}
+"""The module of `formats` for each layout, with `read(folder, limits, index name)`."""
+
+
+def read_folder(folder: Folder, limits: Limits, held: Held) -> Checkpoint:
+    """All files of a folder that is read as a whole, as one checkpoint."""
+    module = import_module(f"ckptool.formats.{READERS[held.layout]}")
+    found: Checkpoint = module.read(folder, limits, held.name)
+    return found._replace(notes=(*held.notes, *found.notes))
 
 
 def look(folder: Folder) -> Held:
@@ -45,10 +65,14 @@ def look(folder: Folder) -> Held:
                 hint="give the path of one of them",
             )
         if found:
-            return Held(found[0], True, _beside(found[0], files))
+            return Held(found[0], "hf-shards", _beside(found[0], files))
+    if ".metadata" in files:
+        return Held(".metadata", "dcp")
     single = _single(files)
     if single:
-        return Held(single, False, _beside(single, files))
+        return Held(single, "", _beside(single, files))
+    if _is_dcp(folder, files):
+        raise _without_metadata(folder, files)
     raise _refusal(folder, files)
 
 
@@ -70,7 +94,22 @@ def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
 
 # -- folders that are something else -----------------------------------------------------------
 def _is_dcp(folder: Folder, files: Sequence[str]) -> bool:
-    return ".metadata" in files or any(name.endswith(".distcp") for name in files)
+    return any(name.endswith((".distcp", ".metadata")) and name[:2] == "__" for name in files)
+
+
+def _without_metadata(folder: Folder, files: Sequence[str]) -> Unsupported | HeaderInvalid:
+    """What a folder of `.distcp` files without `.metadata` is."""
+    ranks = [name for name in files if name.startswith("__") and name.endswith(".metadata")]
+    if ranks:
+        return Unsupported(
+            f"a DCP folder that was saved without collectives: {len(ranks)} files like "
+            f"'{ranks[0]}', one a rank", path=folder.path,
+            hint="save it with use_collectives=True",
+        )  # fmt: skip
+    return HeaderInvalid(
+        "a DCP folder without its .metadata", path=folder.path,
+        hint="copy it too (a hidden file); .metadata.tmp is one that was never finished",
+    )  # fmt: skip
 
 
 def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
@@ -103,11 +142,6 @@ def _readable(path: str) -> list[str]:
 _Judge = Callable[[Folder, Sequence[str]], bool]
 # (asked of the folder, what it is, what to do)
 _LAYOUTS: tuple[tuple[_Judge, str, str], ...] = (
-    (
-        _is_dcp,
-        "a distributed checkpoint (DCP) folder",
-        "if you trust it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER net.pth",
-    ),
     (
         _is_deepspeed,
         "a DeepSpeed folder",

@@ -46,11 +46,16 @@ Inline = Callable[[Storage], bytes]
 
 
 class Files:
-    """The files of a checkpoint: one that is open already, or several, opened one by one."""
+    """The files of a checkpoint: one that is open already, or several, opened one by one; `packed`
+    says whether they may be .safetensors, each a file of its own.
+    """
 
-    def __init__(self, addresses: Sequence[Address], source: Source | None) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], source: Source | None, packed: bool = True
+    ) -> None:
         self._addresses = addresses
         self._source = source
+        self.packed = packed
         self.sharded = source is None
 
     @contextmanager
@@ -138,7 +143,7 @@ class Memory:
         placed.sort(key=_position)
         for source_id, group in groupby(placed, key=lambda job: _position(job)[0]):
             with self._files.opened(source_id) as source:
-                if _has_package(source):
+                if self._files.packed and _has_package(source):
                     _fill_by_package(list(group), source, self._files.sharded)
                 else:
                     _Filling(source, self._check).fill(list(group))

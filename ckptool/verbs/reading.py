@@ -38,11 +38,11 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
         return
     notes: tuple[Note, ...] = ()
     if path is not None and is_folder(path):
-        from ckptool.formats.folders import look
+        from ckptool.formats.folders import look, read_folder
 
         held = look(Folder(path))
         if held.is_index:
-            yield _sharded(path, limits, None)
+            yield Opened(read_folder(Folder(path), limits, held), None)
             return
         place, notes = os.path.join(path, held.name), held.notes
     source, said = open_place(place)
