@@ -132,9 +132,25 @@ def _container(checkpoint: Checkpoint, made: Any, target: str, request: Request)
         name = modules[0].class_name
         of = f" of class {name}" if name else ""
         notes.append(Note("whole-model", f"a whole pickled model{of} comes out as its state_dict"))
+    if target == "dcp":
+        notes += _flattened(checkpoint, made)
     arrays = sum(t.kind == "ndarray" for table in checkpoint.tables for t in table.tensors)
     if arrays:
         notes.append(Note("arrays", f"{arrays:,} numpy arrays come out as tensors"))
+    return notes
+
+
+def _flattened(checkpoint: Checkpoint, made: Any) -> list[Note]:
+    """What torch's flattening has no word for."""
+    notes = []
+    if any(table.metadata for table in checkpoint.tables):
+        text = (
+            "DCP keeps no layer versions (_metadata): torch loads the layers as their first version"
+        )
+        notes.append(Note("dcp-metadata", text))
+    if made.empty_count:
+        text = f"DCP keeps no empty dicts and lists: {made.empty_count:,} are left out"
+        notes.append(Note("dcp-empty", text))
     return notes
 
 
