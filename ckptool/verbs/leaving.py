@@ -23,6 +23,8 @@ _ONE_TABLE = ("safetensors", "hf-shards")
 
 def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[str, ...]:
     """Dotted names of the entries that the output does not have, though nobody dropped them."""
+    if target == "dcp" and checkpoint.format in _ONE_TABLE:
+        return tuple(path_name(extra.path) for extra in checkpoint.extras)
     alone = target in _ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
     if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
         return ()
@@ -115,7 +117,7 @@ def _unchanged(
 ) -> list[Note]:
     changes = decision.changes
     moved = changes.devices or changes.device_arguments or changes.renames
-    rebuilt = getattr(made, "housing", None) is not None
+    rebuilt = getattr(made, "housing", None) is not None or target == "dcp"
     if moved or rebuilt or changes.restructures or target != checkpoint.format:
         return []
     where = f"everything is on {request.device} and " if request.device else ""
