@@ -773,7 +773,8 @@ def test_files_of_other_kinds_are_no_news(folder):
 @pytest.mark.parametrize(
     ("files", "slug", "words"),
     [
-        ([".metadata", "__0_0.distcp"], "unsupported", "distributed checkpoint (DCP)"),
+        (["__0_0.distcp"], "header-invalid", "a DCP folder without its .metadata"),
+        (["__0.metadata", "__1.metadata", "__0_0.distcp"], "unsupported", "2 files like '__0.metadata'"),
         (["latest", "global_step5/mp_rank_00_model_states.pt"], "unsupported", "DeepSpeed"),
         (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "unsupported", "DeepSpeed"),
         (["latest_checkpointed_iteration.txt", "iter_0000001/mp_rank_00/model_optim_rng.pt"], "unsupported", "Megatron"),
@@ -789,7 +790,7 @@ def test_files_of_other_kinds_are_no_news(folder):
         (["sub/x.pth"], "not-a-checkpoint", "no checkpoint in it"),
         ([], "not-a-checkpoint", "an empty folder"),
     ],
-    ids=range(15),
+    ids=range(16),
 )  # fmt: skip
 def test_folders_of_other_kinds(folder, files, slug, words):
     for file in files:

@@ -110,10 +110,13 @@ class Shelf:
             self.record_count += bool(entry.size)
             if entry.crc and entry.size:
                 span = archive.source.absolute(Span(entry.data_offset, entry.compressed_size))
-                name = f"{item.file}:{key.name}:{entry.name[len(archive.directory.top) + 1 :]}"
-                deflated = entry.method == DEFLATED
-                member_row = Member(name, span, deflated, entry.size, entry.crc)
-                self.vouched.append(Vouched(number, member_row))
+                inner = entry.name[len(archive.directory.top) + 1 :]
+                storage = _storage_key(key, inner)
+                row_of = Member(
+                    f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
+                    entry.size, entry.crc, storage,
+                )  # fmt: skip
+                self.vouched.append(Vouched(number, row_of))
         return walked, reader
 
     # -- objects -----------------------------------------------------------------------------
@@ -163,6 +166,13 @@ class Shelf:
             storage_id(storage), key.dtype, key.shape, stride, offset,
             untyped=storage.dtype is UNTYPED,
         )  # fmt: skip
+
+
+def _storage_key(key: Key, record: str) -> str | None:
+    """The joined pickle's key of the storage that is this record of an item."""
+    if not record.startswith("data/"):
+        return None
+    return key.name if key.dtype is not None else f"{key.name}/{record[5:]}"
 
 
 def storage_id(storage: Storage) -> bytes:

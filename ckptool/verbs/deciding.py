@@ -19,7 +19,7 @@ from ckptool.rules import OF_TENSORS, apply
 from ckptool.values import CASTABLE
 from ckptool.verbs.moving import devices_of
 from ckptool.verbs.naming import suffixed
-from ckptool.verbs.request import Request
+from ckptool.verbs.request import NO_DEVICES, Request
 from ckptool.verbs.tables import path_name, table_at
 
 _CAST_KINDS = ("tensor", "parameter", "subclass", "ndarray", "device-argument")
@@ -45,7 +45,7 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
     renames, drops, notes = _names(checkpoint, named, request, rooted)
     devices: dict[str, str] = {}
     arguments: dict[str, str] = {}
-    if target not in _ONE_TABLE:
+    if target not in NO_DEVICES:
         devices, arguments = devices_of(checkpoint, tables, request)
     if request.mapped and not devices and not arguments:
         tags = ", ".join(f"'{old}'" for old, _ in request.mapped)
