@@ -7,12 +7,12 @@ Knows: where the bytes of a slice lie in its item, what an object in one says. M
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptool.checkpoint import UNTYPED, Checkpoint, Global, Piece, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
-from ckptool.formats.audit import Member
+from ckptool.formats.audit import Member, Vouched
 from ckptool.formats.dcp_metadata import Chunk, Item, Key
 from ckptool.formats.judge import KNOWN, Judge
 from ckptool.formats.measures import View
@@ -30,13 +30,6 @@ from ckptool.ziplayout import DEFLATED
 
 _AGAIN = "copy the folder again"
 _ROOM = 1 << 20  # bytes that an object may take beside eight times those of its own pickle
-
-
-class Vouched(NamedTuple):
-    """A record that a checksum is recorded for, and the number of the file it lies in."""
-
-    source_id: int
-    member: Member
 
 
 class Shelf:

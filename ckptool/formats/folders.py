@@ -5,14 +5,13 @@ Knows: the names that frameworks give (formats 1, item 9). Must not know: what i
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
-from ckptool.errors import HeaderInvalid, NotACheckpoint, SpecialFile, Unsupported, UsageError
+from ckptool.errors import HeaderInvalid, NotACheckpoint, Unsupported, UsageError
 from ckptool.limits import Limits
 from ckptool.places import Folder
 
@@ -20,7 +19,9 @@ INDEXES = (".safetensors.index.json", ".bin.index.json")  # in the order loaders
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".tar", ".pkl", ".pt2")
 _NUMBERED = re.compile(r"(.+)-\d+-of-(?!0*1\.)\d+(\.safetensors|\.bin)")  # one of several
-_RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt|.*zero_pp_rank_.*\.pt")
+
+
+_BARE = "DeepSpeed's weights in the precision of training, from 'module': no optim_states files of ZeRO are beside them"
 
 
 class Held(NamedTuple):
@@ -38,7 +39,8 @@ class Held(NamedTuple):
         return bool(self.layout)
 
 
-READERS = {"hf-shards": "hf_shards", "dcp": "dcp"}
+READERS = {"hf-shards": "hf_shards", "dcp": "dcp", "deepspeed-zero": "zero",
+           "megatron": "megatron", "torch-unpacked": "unpacked"}  # fmt: skip
 """The module of `formats` for each layout, with `read(folder, limits, index name)`."""
 
 
@@ -73,7 +75,26 @@ def look(folder: Folder) -> Held:
         return Held(single, "", _beside(single, files))
     if _is_dcp(folder, files):
         raise _without_metadata(folder, files)
-    raise _refusal(folder, files)
+    return _of_others(folder, files)
+
+
+def _of_others(folder: Folder, files: Sequence[str]) -> Held:
+    """Layouts of other programs, and single files among theirs. Raises as `look`."""
+    from ckptool.formats import layouts
+
+    layout = layouts.layout_of(folder, files)
+    if layout == "deepspeed-zero":
+        bare = layouts.bare_model_states(folder)
+        return (
+            Held(bare, "", (Note("zero-without-optimizer", _BARE),)) if bare else Held(".", layout)
+        )
+    if layout is not None:
+        return Held(".", layout)
+    if layouts.MEGATRON_FILE in files:
+        return Held(layouts.MEGATRON_FILE, "")
+    raise layouts.several(folder, [n for n in files if n.endswith(_WEIGHTS)]) or _refusal(
+        folder, files
+    )
 
 
 def _single(files: Sequence[str]) -> str | None:
@@ -112,58 +133,7 @@ def _without_metadata(folder: Folder, files: Sequence[str]) -> Unsupported | Hea
     )  # fmt: skip
 
 
-def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
-    if any(map(_RANK.fullmatch, files)):
-        return True
-    return "latest" in files and any(_RANK.fullmatch(name) for name in _below(folder))
-
-
-def _is_megatron(folder: Folder, files: Sequence[str]) -> bool:
-    return "latest_checkpointed_iteration.txt" in files or "model_optim_rng.pt" in _below(folder)
-
-
-def _is_unpacked(folder: Folder, files: Sequence[str]) -> bool:
-    return "data.pkl" in files or "data.pkl" in _below(folder)
-
-
-def _below(folder: Folder) -> list[str]:
-    """Names of the files one folder deeper."""
-    paths = [os.path.join(folder.path, name) for name in folder.folders()]
-    return [name for path in paths for name in _readable(path)]
-
-
-def _readable(path: str) -> list[str]:
-    try:
-        return Folder(path).list()
-    except SpecialFile:  # not ours to read
-        return []
-
-
-_Judge = Callable[[Folder, Sequence[str]], bool]
-# (asked of the folder, what it is, what to do)
-_LAYOUTS: tuple[tuple[_Judge, str, str], ...] = (
-    (
-        _is_deepspeed,
-        "a DeepSpeed folder",
-        "join it with the zero_to_fp32.py that DeepSpeed puts there, or give one of its .pt files",
-    ),
-    (
-        _is_megatron,
-        "a Megatron folder",
-        "give one of its model_optim_rng.pt files",
-    ),
-    (
-        _is_unpacked,
-        "an unpacked PyTorch zip",
-        "pack the folder that holds data.pkl again: zip -0 -r -D net.pth NAME, run beside it",
-    ),
-)
-
-
 def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
-    for judge, what, hint in _LAYOUTS:
-        if judge(folder, files):
-            return Unsupported(f"{what}: not read yet", path=folder.path, hint=hint)
     numbered = next((match for name in files if (match := _NUMBERED.fullmatch(name))), None)
     if numbered:
         index = f"{numbered.group(1)}{numbered.group(2)}.index.json"

@@ -10,7 +10,13 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from ckptool.errors import CkptError, HeaderInvalid, PathEscape, SpecialFile, Unsupported, UsageError
+from ckptool.errors import (
+    CkptError,
+    HeaderInvalid,
+    PathEscape,
+    SpecialFile,
+    UsageError,
+)
 from ckptool.places import Folder, is_plain_name
 
 LATEST, ITERATION = "latest", "latest_checkpointed_iteration.txt"
@@ -41,7 +47,7 @@ def layout_of(folder: Folder, files: Sequence[str]) -> str | None:
 
 # -- DeepSpeed ---------------------------------------------------------------------------------
 def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
-    if any(map(_RANK.fullmatch, files)):
+    if any(map(_RANK.fullmatch, files)) or (LATEST in files and "zero_to_fp32.py" in files):
         return True
     return any(_RANK.fullmatch(name) for names in _below(folder).values() for name in names)
 
@@ -90,15 +96,15 @@ def pointer(folder: Folder, name: str) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or "\n" in text or source.size > _POINTER_BYTES:
-        raise HeaderInvalid(f"'{name}' names nothing", path=folder.path, hint="write one name into it")
+        raise HeaderInvalid(
+            f"'{name}' names nothing", path=folder.path, hint="write one name into it"
+        )
     return text
 
 
 # -- others ------------------------------------------------------------------------------------
 def _is_megatron(folder: Folder, files: Sequence[str]) -> bool:
-    if ITERATION in files or MEGATRON_FILE in files:
-        return True
-    return any(MEGATRON_FILE in names for names in _below(folder).values())
+    return ITERATION in files or any(MEGATRON_FILE in names for names in _below(folder).values())
 
 
 def _is_unpacked(folder: Folder, files: Sequence[str]) -> bool:

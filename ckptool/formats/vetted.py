@@ -114,6 +114,7 @@ CALLS: dict[str, tuple[Check, str, bool]] = {
     "torch.torch_version.TorchVersion": (_texts, DICT_STATE, False),
     "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": (_plain, _NO_STATE, False),
     "torch._C.Generator": (_plain, "any", False),
+    "deepspeed.runtime.zero.config.ZeroStageEnum": (_plain, _NO_STATE, False),
     "torch.nested._internal.nested_tensor._rebuild_njt": (any_arguments, _NO_STATE, False),
 }  # fmt: skip
 for _core in ("numpy.core", "numpy._core"):

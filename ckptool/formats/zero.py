@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
+from ckptool.formats.audit import Records, Vouched, vouched_members
 from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import below, tag_of
 from ckptool.formats.runs import contiguous
@@ -35,13 +36,10 @@ _AGAIN = "copy what is missing into the folder"
 
 
 class ZeroHandle(NamedTuple):
-    """What the screens say of it, and the names of its files in the order of `sources`."""
+    """What the screens say of it; its records, for verify."""
 
     title: str
-    stage: int
-    rank_count: int
-    folder: str
-    files: tuple[str, ...]
+    container: Records
 
 
 class _Names(NamedTuple):
@@ -80,7 +78,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
         tables=(table,), weights=0, tensors=table.tensors, storages=_storages(table.tensors),
         extras=(*models[0].extras, *_optimizer(optims)), globals=tuple(files.globals),
         notes=(*_notes(models, rows), *files.notes),
-        handle=ZeroHandle(title, stage, world, inner.path, (*names.models, *names.optims)),
+        handle=ZeroHandle(title, files.records()),
     )  # fmt: skip
 
 
@@ -103,6 +101,8 @@ def _names_in(folder: Folder) -> _Names:
             raise HeaderInvalid(f"two files of rank {rank}: '{other}' and '{name}'", path=folder.path,
                                 hint="remove the one of an older checkpoint")  # fmt: skip
     for kind, rows in found.items():
+        if not rows:
+            raise SpecialFile(f"no {kind}_states files", path=folder.path, hint=_AGAIN)
         missing = [rank for rank in range(max(rows, default=0) + 1) if rank not in rows]
         if missing:
             text = f"the {kind}_states file of rank {_some(missing)} is missing"
@@ -130,6 +130,8 @@ class _Files:
         self.globals: list[Global] = []
         self.notes: list[Note] = []
         self.size_bytes = 0
+        self._vouched: list[Vouched] = []
+        self._record_count = 0
 
     def add(self, name: str) -> tuple[Checkpoint, int]:
         """One file and its number."""
@@ -144,8 +146,16 @@ class _Files:
             if (note.slug, note.text) not in self._told:
                 self.notes.append(note._replace(text=f"{name}: {note.text}"))
             self._told.add((note.slug, note.text))
+        number = len(self.sources)
         self.sources += found.sources
-        return found, len(self.sources) - 1
+        count, vouched = vouched_members(found, number, name)
+        self._record_count += count
+        self._vouched += vouched
+        return found, number
+
+    def records(self) -> Records:
+        """All records of all files."""
+        return Records(tuple(self._vouched), self._record_count)
 
 
 def _agreed(folder: Folder, names: _Names, optims: Sequence[OptimState]) -> tuple[int, int]:
@@ -199,7 +209,9 @@ def _frozen(models: Sequence[ModelState], world: int, stage: int) -> dict[str, T
         raise SpecialFile("frozen parameters are in the model_states files of all ranks, and "
                           f"{len(models)} of {world} are there", hint=_AGAIN)  # fmt: skip
     for name, shape in shapes.items():
-        parts = [m.fragments[name] for m in models[: None if stage == 3 else 1] if name in m.fragments]
+        parts = [
+            m.fragments[name] for m in models[: None if stage == 3 else 1] if name in m.fragments
+        ]
         if len(parts) != (world if stage == 3 else 1):
             raise HeaderInvalid("a frozen parameter without its numbers", key=name, hint=_AGAIN)
         if stage == 3:

@@ -197,7 +197,9 @@ def optim_state(found: Checkpoint, number: int, limits: Limits) -> OptimState:
     record = Record(found, Moved(number, "cpu"), limits)
     if "optimizer_state_dict" not in record.entries:
         raise record.fail("not an optim_states file: it holds no 'optimizer_state_dict'")
-    record.entries = record.dict_of(record.entries["optimizer_state_dict"], "'optimizer_state_dict'")
+    record.entries = record.dict_of(
+        record.entries["optimizer_state_dict"], "'optimizer_state_dict'"
+    )
     if "zero_stage" not in record.entries:
         raise Unsupported(
             "an optimizer that is not ZeRO's (no 'zero_stage'): zero_to_fp32.py cannot join it either",

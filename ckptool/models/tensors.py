@@ -33,7 +33,7 @@ from ckptool.pickles.nodes import Obj
 from ckptool.places import Source
 
 _PACKED = ("safetensors", "hf-shards")
-_PICKLES = ("torch-zip", "torch-legacy", "torch-tar", "pickle", "dcp")
+_PICKLES = ("torch-zip", "torch-legacy", "torch-tar", "pickle", "dcp", "torch-unpacked")
 _CPU = torch.device("cpu")
 
 

@@ -19,11 +19,13 @@ from ckptool.verbs.request import Request
 from ckptool.verbs.tables import path_name
 
 _ONE_TABLE = ("safetensors", "hf-shards")
+JOINED = ("deepspeed-zero",)
+"""Containers that many files of ranks are joined from: what comes out is the weights alone."""
 
 
 def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[str, ...]:
     """Dotted names of the entries that the output does not have, though nobody dropped them."""
-    if target == "dcp" and checkpoint.format in _ONE_TABLE:
+    if (target == "dcp" and checkpoint.format in _ONE_TABLE) or checkpoint.format in JOINED:
         return tuple(path_name(extra.path) for extra in checkpoint.extras)
     alone = target in _ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
     if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
@@ -109,7 +111,7 @@ def result_notes(
     return tuple(dict.fromkeys(notes))
 
 
-_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place"))
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "unpacked"))
 
 
 def _unchanged(
@@ -196,7 +198,7 @@ def _classes(checkpoint: Checkpoint, target: str) -> list[Note]:
     foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
     code = [g.name for g in checkpoint.globals if g.verdict == CODE]
     notes = []
-    if target in _ONE_TABLE:
+    if target in _ONE_TABLE or checkpoint.format in JOINED:
         if code:
             text = f"left behind, could run code: {', '.join(code[:4])}; the output holds tensors alone"
             notes.append(Note("unsafe-pickle", text))

@@ -25,7 +25,7 @@ from ckptool.places import PlaceLike
 from ckptool.records import first_record
 from ckptool.verbs import load_entries
 from ckptool.verbs.fitting import Asked
-from ckptool.verbs.load import staying
+from ckptool.verbs.load import refuse_ranks, staying
 from ckptool.verbs.load_choice import AUTO, Choice, Rules, choose, refuse
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.tables import path_name
@@ -173,6 +173,7 @@ class _Run:
     def staged(self, found: Opened) -> _Staged:
         """Check everything, then read everything."""
         options, checkpoint = self.options, found.checkpoint
+        refuse_ranks(checkpoint)
         choice = choose(checkpoint, self.asked, options.rules, options.at)
         refuse(checkpoint, self.asked, choice, options.at,
                strict=options.strict, skip=options.mismatched == "skip")  # fmt: skip

@@ -19,7 +19,7 @@ from ckptool.formats.judge import CODE as COULD_RUN
 from ckptool.limits import Limits
 from ckptool.places import Source
 from ckptool.spans import Span
-from ckptool.verbs.naming import suffixed
+from ckptool.verbs.naming import clean_name, suffixed
 from ckptool.verbs.salvage import WRONG
 from ckptool.verbs.verify_finite import count_nonfinite
 from ckptool.verbs.verify_report import CODE, DAMAGE, NUMBERS, Finding, Numbers
@@ -144,8 +144,7 @@ def mends(checkpoint: Checkpoint, damaged: bool, whole_count: int, code: bool) -
             convert_command(file, options),
         )
     elif code and checkpoint.weights is not None:
-        stem = suffixed(file, "clean").rpartition(".")[0]
-        options = f"-o {quote(stem + '.safetensors')}"
+        options = f"-o {quote(clean_name(file))}"
         yield Note(
             "tensors-alone", "the tensors alone, nothing is run", convert_command(file, options)
         )

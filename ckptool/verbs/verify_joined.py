@@ -12,10 +12,11 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptError
 from ckptool.formats import TITLES
-from ckptool.formats.audit_users import lost_tensors, named_tensors
+from ckptool.formats.audit_users import lost_tensors, named_tensors, users_of
 from ckptool.formats.folders import Held, read_folder
 from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
+from ckptool.verbs.report import title_of
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_report import CODE, Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, checksums
@@ -40,9 +41,9 @@ def verify_joined(
     count = sum(1 for _ in named_tensors(checkpoint))
     sizes = sum(row.member.size for row in shelf.vouched)
     return Verification(
-        folder.path, held.layout, title, checkpoint.size_bytes, (*wrong, *code, *strange),
+        folder.path, held.layout, title_of(checkpoint), checkpoint.size_bytes, (*wrong, *code, *strange),
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
-        coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, ""),
+        coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, getattr(shelf, "text", "")),
         numbers=numbers,
         notes=(*checkpoint.notes, *mends(checkpoint, False, count, bool(code))),
     )  # fmt: skip
@@ -69,9 +70,31 @@ def _wrong(
             sums = checksums(source, members, _told(progress, done, total))
         done += sum(member.span.size for member in members)
         rows, storages = wrong_bytes(checkpoint, members, sums)
-        found += rows
+        for row in rows:
+            inside = {} if row.keys else _over(checkpoint, number, members, row)
+            found.append(row._replace(keys=tuple(inside.values())) if inside else row)
+            lost.update(dict.fromkeys(inside, row.text))
         lost |= storages
     return found, lost
+
+
+def _over(
+    checkpoint: Checkpoint, number: int, members: Sequence[Any], wrong: Finding
+) -> dict[str, str]:
+    """{storage: tensor} of all that lie, at least in part, in a record of file `number` that is
+    wrong: the flat tensor of a rank holds many.
+    """
+    spans = [m.span for m in members if m.name == wrong.member and m.span.offset == wrong.offset]
+    names = users_of(checkpoint)
+    found: dict[str, str] = {}
+    for storage in checkpoint.storages:
+        for piece in storage.pieces:
+            low, high = piece.span.offset, piece.span.offset + piece.span.size
+            if piece.source_id == number and any(
+                span.offset < high and low < span.offset + span.size for span in spans
+            ):
+                found[storage.key] = names.get(storage.key, (storage.key,))[0]
+    return found
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
