@@ -185,10 +185,14 @@ def _refuse_experts(record: Record) -> None:
             if type(layer) is Box and layer.kind == DICT:
                 kind = text_of(record.dict_of(layer, name).get("checkpoint_format"))
                 if kind == "zero3_partitioned":
-                    raise Unsupported(
-                        "expert parameters that are partitioned among expert replicas",
-                        path=record.file, hint="use DeepSpeed's ds_to_universal.py",
-                    )  # fmt: skip
+                    raise _experts(record)
+
+
+def _experts(record: Record) -> Unsupported:
+    return Unsupported(
+        "expert parameters that are partitioned among expert replicas", path=record.file,
+        hint="use DeepSpeed's ds_to_universal.py",
+    )  # fmt: skip
 
 
 # -- optimizer states --------------------------------------------------------------------------
@@ -208,6 +212,8 @@ def optim_state(found: Checkpoint, number: int, limits: Limits) -> OptimState:
     stage = record.number(record.entries["zero_stage"], "'zero_stage'")
     if stage not in (1, 2, 3):
         raise record.fail(f"there is no ZeRO stage {stage}")
+    if record.entries.get("ds_zero_partition_groups") is not None:
+        raise _experts(record)
     name = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     if name not in record.entries:
         raise record.fail(f"it holds no '{name}'")
