@@ -14,6 +14,7 @@ from verbs_support import cli
 import ckptool
 from ckptool.errors import (
     CkptError,
+    CrcMismatch,
     HeaderInvalid,
     PathEscape,
     SpecialFile,
@@ -320,6 +321,16 @@ def test_a_flipped_bit_is_found_and_the_weights_over_it_are_named(tmp_path, caps
         else set()
     )
     assert found.findings[0].member.startswith(f"{path.name}:data/")
+    for use in (
+        lambda **o: convert(folder, tmp_path / "out.pth", **o),
+        lambda **o: ckptool.load(folder, **o),
+    ):
+        with pytest.raises(CrcMismatch) as caught:
+            use()
+        assert caught.value.path == str(path)
+        use(check=False)
+    with pytest.raises(CrcMismatch):
+        ckptool.load_into(torch.nn.ParameterDict(), folder, strict=False)
 
 
 def _over(checkpoint, key, source_id):

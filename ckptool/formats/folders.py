@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
-from ckptool.errors import HeaderInvalid, NotACheckpoint, Unsupported, UsageError
+from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, Unsupported, UsageError
 from ckptool.limits import Limits
 from ckptool.places import Folder
 
@@ -67,12 +67,12 @@ def look(folder: Folder) -> Held:
                 hint="give the path of one of them",
             )
         if found:
-            return Held(found[0], "hf-shards", _beside(found[0], files))
+            return Held(found[0], "hf-shards", _beside(found[0], files) + _inside(folder, files))
     if ".metadata" in files:
-        return Held(".metadata", "dcp")
+        return Held(".metadata", "dcp", _LIGHTNING if "meta.pt" in files else ())
     single = _single(files)
     if single:
-        return Held(single, "", _beside(single, files))
+        return Held(single, "", _beside(single, files) + _inside(folder, files))
     if _is_dcp(folder, files):
         raise _without_metadata(folder, files)
     return _of_others(folder, files)
@@ -92,9 +92,10 @@ def _of_others(folder: Folder, files: Sequence[str]) -> Held:
         return Held(".", layout)
     if layouts.MEGATRON_FILE in files:
         return Held(layouts.MEGATRON_FILE, "")
-    raise layouts.several(folder, [n for n in files if n.endswith(_WEIGHTS)]) or _refusal(
-        folder, files
-    )
+    weights = [name for name in files if name.endswith(_WEIGHTS)]
+    if len(weights) == 1 and weights[0].endswith(".ckpt") and not layouts.inner_ckpts(folder):
+        return Held(weights[0], "")
+    raise layouts.several(folder, weights) or _refusal(folder, files)
 
 
 def _single(files: Sequence[str]) -> str | None:
@@ -111,6 +112,24 @@ def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
     if not rivals:
         return ()
     return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {_some(rivals)}"),)
+
+
+_LIGHTNING = (Note("lightning-folder", "Lightning's: the state of its trainer is in meta.pt"),)
+
+
+def _inside(folder: Folder, files: Sequence[str]) -> tuple[Note, ...]:
+    """A DeepSpeed checkpoint one deeper, as transformers' Trainer leaves it."""
+    from ckptool.formats import layouts
+
+    if layouts.LATEST not in files or layouts.layout_of(folder, files) != "deepspeed-zero":
+        return ()
+    try:
+        tag = layouts.tag_of(folder)
+    except CkptError:  # it is not what was asked for
+        return ()
+    return (
+        Note("folder-choice", f"a DeepSpeed checkpoint with fp32 weights is inside, in '{tag}'"),
+    )
 
 
 # -- folders that are something else -----------------------------------------------------------

@@ -141,16 +141,27 @@ def _readable(path: str) -> list[str]:
 # -- folders of checkpoints --------------------------------------------------------------------
 def several(folder: Folder, weights: Sequence[str]) -> CkptError | None:
     """A folder of Lightning checkpoints (files, or folders of a sharded strategy): which to give."""
-    inner = [name for name in folder.folders() if name.endswith(".ckpt")]
-    found = sorted([*(name for name in weights if name.endswith(".ckpt")), *inner])
+    found = [*(name for name in weights if name.endswith(".ckpt")), *inner_ckpts(folder)]
+    found.sort(key=_by_number)
     if not found or len(found) < len(weights):
         return None
     best = "last.ckpt" if "last.ckpt" in found else found[-1]
     path = os.path.join(folder.path, best)
     return UsageError(
-        f"a folder of {len(found)} Lightning checkpoints: {_some(found)}", path=folder.path,
+        f"a folder of {len(found)} Lightning checkpoint{'s' * (len(found) != 1)}: {_some(found)}", path=folder.path,
         hint=f"give one of them, such as {path}",
     )  # fmt: skip
+
+
+def inner_ckpts(folder: Folder) -> list[str]:
+    """Checkpoints of a sharded strategy, which are folders."""
+    return [name for name in folder.folders() if name.endswith(".ckpt")]
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """epoch=9 before epoch=10."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _some(names: Sequence[str]) -> str:

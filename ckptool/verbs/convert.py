@@ -25,6 +25,7 @@ from ckptool.sinks import FileSink, FolderSink, check_different
 from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.deciding import Decision, decide, refuse_kind
+from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.reading import Opened, opened
@@ -95,6 +96,8 @@ def _convert(
     plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     left = left_entries(checkpoint, decision.changes, target)
     plan = _with_extras(plan, checkpoint, request, left)
+    if request.check and sink is not None:
+        check_joined(checkpoint)
     done = _run(checkpoint, plan, made, target, sink, request, limits, progress)
     report = conversion(
         path, output, checkpoint, request, decision, made, target, plan, done, left,

@@ -17,6 +17,7 @@ from ckptool.limits import DEFAULT, Limits
 from ckptool.models.tensors import Loader, find_device
 from ckptool.models.tensors_trust import trusted_load
 from ckptool.places import PlaceLike, Source, is_folder, open_source
+from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.reading import opened
 
 _SHOWN = 3
@@ -41,6 +42,8 @@ def load_place(
             return trusted_load(name if name is not None else place, where)  # type: ignore[arg-type]
         with opened(place, limits) as found:
             refuse_ranks(found.checkpoint)
+            if check:
+                check_joined(found.checkpoint)
             stays = staying(found.checkpoint)
             loader = Loader(found.checkpoint, found.source, where, stays=stays, check=check)
             made = loader.nesting()

@@ -25,6 +25,7 @@ from ckptool.places import PlaceLike
 from ckptool.records import first_record
 from ckptool.verbs import load_entries
 from ckptool.verbs.fitting import Asked
+from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.load import refuse_ranks, staying
 from ckptool.verbs.load_choice import AUTO, Choice, Rules, choose, refuse
 from ckptool.verbs.reading import Opened, opened
@@ -178,6 +179,8 @@ class _Run:
         refuse(checkpoint, self.asked, choice, options.at,
                strict=options.strict, skip=options.mismatched == "skip")  # fmt: skip
         self._check_meta()
+        if options.check:
+            check_joined(checkpoint)
         beside = self._loader(found, _CPU)
         goes = beside
         if self.on_meta and self.device is not None:

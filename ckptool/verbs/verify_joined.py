@@ -1,7 +1,7 @@
 """verify of a folder that is read as one checkpoint: its index, every recorded checksum, code.
 
-Knows: that a format's `Shelf` lists the records with a checksum and the file of each. Must not
-know: printing, where those records come from.
+Knows: that a format's `Shelf` or `Records` lists the records with a checksum and their files.
+Must not know: printing, where those records come from.
 """
 
 from __future__ import annotations
@@ -64,16 +64,19 @@ def _wrong(
     lost: dict[str, str] = {}
     total = sum(row.member.span.size for row in vouched)
     done = 0
+    by_file: dict[int, list[Any]] = {}
+    for row in vouched:
+        by_file.setdefault(row.source_id, []).append(row.member)
     for number, address in enumerate(checkpoint.sources):
-        members = [row.member for row in vouched if row.source_id == number]
+        members = by_file.get(number, [])
         with reopen(address) as source:
             sums = checksums(source, members, _told(progress, done, total))
         done += sum(member.span.size for member in members)
         rows, storages = wrong_bytes(checkpoint, members, sums)
-        for row in rows:
-            inside = {} if row.keys else _over(checkpoint, number, members, row)
-            found.append(row._replace(keys=tuple(inside.values())) if inside else row)
-            lost.update(dict.fromkeys(inside, row.text))
+        for wrong in rows:
+            inside = {} if wrong.keys else _over(checkpoint, number, members, wrong)
+            found.append(wrong._replace(keys=tuple(inside.values())) if inside else wrong)
+            lost.update(dict.fromkeys(inside, wrong.text))
         lost |= storages
     return found, lost
 
