@@ -6,6 +6,7 @@ could have saved, and read as any other. Must not know: verbs. Nothing is unpick
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -42,6 +43,16 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     SpecialFile for missing files, PathEscape for names that lead out of the folder,
     HeaderInvalid where items or slices overlap or are missing.
     """
+    was_enabled = gc.isenabled()
+    gc.disable()  # nearly all of this is alive until the command ends
+    try:
+        return _read(folder, limits)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(folder: Folder, limits: Limits) -> Checkpoint:
     with folder.child(FILE) as source:
         metadata = read_metadata(source, limits)
         size_bytes = source.size
@@ -102,13 +113,12 @@ def _read_file(source: Source, number: int, places: list[Place], shelf: Shelf) -
                 f"an item should end at byte {item.offset + item.length:,}, the file has "
                 f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
             )  # fmt: skip
-        shelf.add(source, number, key, at, item)
-        if shelf.is_header(number, item.offset):
-            continue
-        if item.offset < end:
+        if item.offset < end and not shelf.is_header(number, item.offset):
             raise HeaderInvalid("two items overlap", path=source.name, key=key.name,
                                 offset=item.offset, hint=_AGAIN)  # fmt: skip
-        end = item.offset + item.length
+        shelf.add(source, number, key, at, item)
+        if not shelf.is_header(number, item.offset):
+            end = item.offset + item.length
 
 
 def _checkpoint(

@@ -17,7 +17,7 @@ from ckptool.formats.folders import Held, read_folder
 from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
-from ckptool.verbs.verify_report import CODE, Coverage, Finding, Verification
+from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, checksums
 
 
@@ -50,9 +50,8 @@ def verify_joined(
 
 def _refused(error: CkptError) -> Finding:
     keys = (error.key,) if error.key else tuple(error.findings)
-    kind = {"kind": CODE} if error.slug == "unsafe-pickle" else {}
     return Finding(error.slug, error.text, 2, keys=keys, member=error.member or error.path,
-                   offset=error.offset, **kind)  # fmt: skip
+                   offset=error.offset)  # fmt: skip
 
 
 def _wrong(
