@@ -265,8 +265,27 @@ def test_a_file_of_another_save_is_mentioned(tmp_path):
     (tmp_path / "x" / "__7_0.distcp").write_bytes(b"old")
     notes = dcp.read(Folder(tmp_path / "x")).notes
     assert [(note.slug, "'__7_0.distcp'" in note.text) for note in notes] == [
-        ("index-extra-files", True)
+        ("index-extra-files", True),
+        ("dcp-folder", False),
     ]
+
+
+def test_report_r66(tmp_path, monkeypatch):
+    """`torch.load("step5")`: IsADirectoryError. The keys are listed, and the way out is a command."""
+    from ckptool.cli.main import main
+
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "step5", {"model": net.state_dict(), "step": 5})
+    report = ckptool.inspect("step5").to_dict()
+    assert [t["key"] for t in report["tables"][0]["tensors"]] == list(net.state_dict())
+    assert [extra["path"] for extra in report["extras"]] == [["step"]]
+    (note,) = [note for note in report["notes"] if note["slug"] == "dcp-folder"]
+    assert "dcp_to_torch_save" in note["text"]
+    assert note["command"] == "ckptool convert step5 -o step5.pth"
+    assert main(note["command"].split()[1:]) == 0
+    found = torch.load("step5.pth", weights_only=True)
+    assert_same(found, {"model": dict(net.state_dict()), "step": 5})
 
 
 # --- verify ----------------------------------------------------------------------------------

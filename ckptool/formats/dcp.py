@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from shlex import quote
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
+from ckptool.commands import convert_command
 from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, Truncated
 from ckptool.formats.assemble import PickleHandle, assemble
 from ckptool.formats.dcp_items import Shelf
 from ckptool.formats.dcp_metadata import FILE, Item, Key, Metadata, check_tiling, read_metadata
+from ckptool.formats.judge import CODE
 from ckptool.formats.nested import Nested
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
@@ -138,10 +141,18 @@ def _checkpoint(
     )  # fmt: skip
     handle: PickleHandle = found.handle
     handle.found.call_paths.clear()  # of a pickle that nobody else can look at
+    offer = () if any(row.verdict == CODE for row in shelf.globals) else (_offer(folder.path),)
     return found._replace(
         size_bytes=size_bytes, sources=tuple(addresses),
-        globals=(*metadata.globals, *shelf.globals),
+        globals=(*metadata.globals, *shelf.globals), notes=(*found.notes, *offer),
     )  # fmt: skip
+
+
+def _offer(path: str) -> Note:
+    """What people look for who have such a folder."""
+    name = path.rstrip("/") or path
+    text = "torch.load opens no folder; the file that torch's dcp_to_torch_save would make, in less memory"
+    return Note("dcp-folder", text, convert_command(path, f"-o {quote(name + '.pth')}"))
 
 
 def _notes(folder: Folder, metadata: Metadata, files: dict[str, list[Place]]) -> tuple[Note, ...]:

@@ -109,7 +109,7 @@ def result_notes(
     return tuple(dict.fromkeys(notes))
 
 
-_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place"))
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "dcp-folder"))
 
 
 def _unchanged(

@@ -1,7 +1,7 @@
 """verify of a folder that is read as one checkpoint: its index, every recorded checksum, code.
 
-Knows: that a format's `Shelf` lists the records with a checksum and the file of each. Must not
-know: printing, where those records come from.
+Knows: that a format's `Shelf` lists the records with a checksum and the file of each.
+Must not know: printing, where those records come from.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def verify_joined(
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
         coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, ""),
         numbers=numbers,
-        notes=(*checkpoint.notes, *mends(checkpoint, False, count, bool(code))),
+        notes=(*(n for n in checkpoint.notes if n.slug != "dcp-folder"), *mends(checkpoint, False, count, bool(code))),
     )  # fmt: skip
 
 
