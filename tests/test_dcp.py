@@ -270,6 +270,39 @@ def test_a_file_of_another_save_is_mentioned(tmp_path):
     ]
 
 
+def test_the_index_stands_for_the_folder(tmp_path):
+    assert ckptool.inspect(MIXED / ".metadata").to_dict()["tensor_count"] == 9
+    assert ckptool.verify(MIXED / ".metadata").whole
+    with pytest.raises(ckptool.CkptError) as caught:
+        ckptool.inspect(MIXED / "__0_0.distcp")
+    assert "give the folder" in caught.value.hint
+
+
+def test_an_index_that_changes_on_the_way_is_noticed(tmp_path):
+    shutil.copytree(MIXED, tmp_path / "x")
+
+    def touch(done, total):
+        os.utime(tmp_path / "x" / ".metadata", (1, 1))
+
+    with pytest.raises(ckptool.CkptError) as caught:
+        ckptool.convert(tmp_path / "x", tmp_path / "net.pth", progress=touch)
+    assert caught.value.slug == "input-changed"
+
+
+def test_the_class_that_torch_wrote_until_2_2(tmp_path):
+    """TensorProperties stood in another module; its state is the same."""
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    def older(metadata):
+        for row in metadata.state_dict_metadata.values():
+            if hasattr(row, "properties"):
+                row.properties = TensorProperties(dtype=row.properties.dtype)
+
+    found = dcp.read(Folder(spoiled(tmp_path, older)))
+    assert [t.key for t in found.tables[0].tensors] != []
+    assert {row.verdict for row in found.globals} == {"known"}
+
+
 def test_report_r66(tmp_path, monkeypatch):
     """`torch.load("step5")`: IsADirectoryError. The keys are listed, and the way out is a command."""
     from ckptool.cli.main import main

@@ -58,7 +58,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
 def _read(folder: Folder, limits: Limits) -> Checkpoint:
     with folder.child(FILE) as source:
         metadata = read_metadata(source, limits)
-        size_bytes = source.size
+        size_bytes, index = source.size, source.address
     for key in metadata.keys:
         if key.dtype is not None:
             check_tiling(key)
@@ -73,6 +73,7 @@ def _read(folder: Folder, limits: Limits) -> Checkpoint:
             addresses.append(source.address)
             size_bytes += source.size
     notes = _notes(folder, metadata, files)
+    addresses.append(index)  # no piece lies in it, but it has to stay what it was
     return _checkpoint(folder, metadata, shelf, addresses, size_bytes, notes)
 
 

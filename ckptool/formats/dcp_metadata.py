@@ -29,6 +29,10 @@ from ckptool.places import Source
 FILE = ".metadata"
 _CLASSES = "torch.distributed.checkpoint.metadata."
 _INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
+_PROPERTIES = (
+    f"{_CLASSES}TensorProperties",
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+)  # to 2.2
 _AGAIN = "copy the folder again, or read it with the torch that wrote it"
 _DEEP = 100
 """Dicts and lists inside each other; torch's own flattening seldom sees ten."""
@@ -191,7 +195,7 @@ def _region(node: Any) -> Region:
 
 def _dtype(node: Any) -> DType:
     """Of TensorProperties, whose state is (dtype, layout, requires_grad, memory format, pinned)."""
-    is_one = _class_of(node) == f"{_CLASSES}TensorProperties" and node.state is not None
+    is_one = _class_of(node) in _PROPERTIES and node.state is not None
     parts = items_of(node.state.value) if is_one else None
     if not parts:
         raise HeaderInvalid("no TensorProperties where torch writes one", hint=_AGAIN)
