@@ -12,9 +12,11 @@ from math import prod
 from typing import Any
 
 from ckptool.checkpoint import Piece, Region, Storage
-from ckptool.errors import Unsupported
+from ckptool.errors import LimitExceeded, Unsupported
 from ckptool.plans import Made
 from ckptool.spans import Span
+
+_COMPARED = 5_000_000  # pairs of slices: a grid of 256 by 128 ranks has fewer
 
 
 def is_plain(storage: Storage) -> bool:
@@ -91,14 +93,22 @@ def is_run(region: Region, shape: Sequence[int]) -> bool:
 def overlap(regions: Sequence[Region]) -> tuple[int, int] | None:
     """Numbers of two regions that have an element in common; None where all are apart.
 
-    Neighbours in the order of the first axis are compared while they reach into each other.
+    Neighbours along the axis of the most cuts are compared while they reach into each other.
+    Raises LimitExceeded where that would be too many.
     """
-    order = sorted(range(len(regions)), key=lambda number: regions[number])
+    axes = range(len(regions[0]) if regions else 0)
+    axis = max(axes, key=lambda at: len({region[at] for region in regions}), default=None)
+    if axis is None:
+        return (0, 1) if len(regions) > 1 else None
+    order = sorted(range(len(regions)), key=lambda number: regions[number][axis])
     near: list[int] = []
+    compared = 0
     for number in order:
         here = regions[number]
-        start = here[0][0] if here else 0
-        near = [other for other in near if not here or regions[other][0][1] > start]
+        near = [other for other in near if regions[other][axis][1] > here[axis][0]]
+        compared += len(near)
+        if compared > _COMPARED:
+            raise LimitExceeded("slices", f"{len(regions):,} slices that are no grid")
         for other in near:
             if all(a[0] < b[1] and b[0] < a[1] for a, b in zip(here, regions[other], strict=True)):
                 return other, number

@@ -720,12 +720,12 @@ def test_one_file_is_read_as_itself(folder):
 def test_the_choice_among_several(folder):
     (folder / "pytorch_model.bin").write_bytes(saved({"c": torch.ones(2)}))
     (folder / "model.safetensors").write_bytes(save({"b": torch.ones(2)}))
-    assert look(Folder(folder))[:2] == ("model.safetensors", False)
+    assert look(Folder(folder))[:2] == ("model.safetensors", "")
     found = read_folder(folder)
     assert slugs(found) == ["folder-choice"]
     assert "pytorch_model.bin" in found.notes[0].text
     save_shards(folder, net(), "bin")
-    assert look(Folder(folder))[:2] == (INDEX["bin"], True)
+    assert look(Folder(folder))[:2] == (INDEX["bin"], "hf-shards")
     save_shards(folder, net())
     found = read_folder(folder)
     assert [os.path.basename(a.uri) for a in found.sources] == [shard(n, 3) for n in (1, 2, 3)]

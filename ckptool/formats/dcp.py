@@ -6,14 +6,18 @@ could have saved, and read as any other. Must not know: verbs. Nothing is unpick
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
+from shlex import quote
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
+from ckptool.commands import convert_command
 from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, Truncated
 from ckptool.formats.assemble import PickleHandle, assemble
 from ckptool.formats.dcp_items import Shelf
 from ckptool.formats.dcp_metadata import FILE, Item, Key, Metadata, check_tiling, read_metadata
+from ckptool.formats.judge import CODE
 from ckptool.formats.nested import Nested
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
@@ -42,9 +46,19 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     SpecialFile for missing files, PathEscape for names that lead out of the folder,
     HeaderInvalid where items or slices overlap or are missing.
     """
+    was_enabled = gc.isenabled()
+    gc.disable()  # nearly all of this is alive until the command ends
+    try:
+        return _read(folder, limits)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(folder: Folder, limits: Limits) -> Checkpoint:
     with folder.child(FILE) as source:
         metadata = read_metadata(source, limits)
-        size_bytes = source.size
+        size_bytes, index = source.size, source.address
     for key in metadata.keys:
         if key.dtype is not None:
             check_tiling(key)
@@ -59,6 +73,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
             addresses.append(source.address)
             size_bytes += source.size
     notes = _notes(folder, metadata, files)
+    addresses.append(index)  # no piece lies in it, but it has to stay what it was
     return _checkpoint(folder, metadata, shelf, addresses, size_bytes, notes)
 
 
@@ -102,13 +117,12 @@ def _read_file(source: Source, number: int, places: list[Place], shelf: Shelf) -
                 f"an item should end at byte {item.offset + item.length:,}, the file has "
                 f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
             )  # fmt: skip
-        shelf.add(source, number, key, at, item)
-        if shelf.is_header(number, item.offset):
-            continue
-        if item.offset < end:
+        if item.offset < end and not shelf.is_header(number, item.offset):
             raise HeaderInvalid("two items overlap", path=source.name, key=key.name,
                                 offset=item.offset, hint=_AGAIN)  # fmt: skip
-        end = item.offset + item.length
+        shelf.add(source, number, key, at, item)
+        if not shelf.is_header(number, item.offset):
+            end = item.offset + item.length
 
 
 def _checkpoint(
@@ -128,10 +142,18 @@ def _checkpoint(
     )  # fmt: skip
     handle: PickleHandle = found.handle
     handle.found.call_paths.clear()  # of a pickle that nobody else can look at
+    offer = () if any(row.verdict == CODE for row in shelf.globals) else (_offer(folder.path),)
     return found._replace(
         size_bytes=size_bytes, sources=tuple(addresses),
-        globals=(*metadata.globals, *shelf.globals),
+        globals=(*metadata.globals, *shelf.globals), notes=(*found.notes, *offer),
     )  # fmt: skip
+
+
+def _offer(path: str) -> Note:
+    """What people look for who have such a folder."""
+    name = path.rstrip("/") or path
+    text = "torch.load opens no folder; the file that torch's dcp_to_torch_save would make, in less memory"
+    return Note("dcp-folder", text, convert_command(path, f"-o {quote(name + '.pth')}"))
 
 
 def _notes(folder: Folder, metadata: Metadata, files: dict[str, list[Place]]) -> tuple[Note, ...]:

@@ -104,8 +104,7 @@ class _Flattening:
             return
         tensors = {} if table is None else {tensor.key: tensor for tensor in table.tensors}
         count = 0
-        for key, value in _children(node):
-            name = key if type(key) is int else key_text(key)
+        for name, value in _children(node):
             if self._is_gone(old, name):
                 continue
             count += 1
@@ -184,10 +183,9 @@ def _is_mapping(node: Any) -> bool:
     return type(node) is Obj and global_name(node.fn) in _MAPPINGS
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
-    """(key, value) of a dict, (number, value) of a list; the last of a key set twice."""
+def _children(node: Any) -> list[tuple[str | int, Any]]:
+    """(text of the key, value) of a dict, (number, value) of a list; the last of a key set twice."""
     if type(node) is Box and node.kind == LIST:
         return list(enumerate(value for value, *_ in elements(node)))
     rows = dict_items(node) or ()
-    found = {key_text(key): (key, value) for key, value, *_ in rows}
-    return list(found.values())
+    return list({key_text(key): value for key, value, *_ in rows}.items())

@@ -29,6 +29,10 @@ from ckptool.places import Source
 FILE = ".metadata"
 _CLASSES = "torch.distributed.checkpoint.metadata."
 _INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
+_PROPERTIES = (
+    f"{_CLASSES}TensorProperties",
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+)  # to 2.2
 _AGAIN = "copy the folder again, or read it with the torch that wrote it"
 _DEEP = 100
 """Dicts and lists inside each other; torch's own flattening seldom sees ten."""
@@ -178,7 +182,7 @@ def _size(node: Any, owner: Any) -> tuple[int, ...]:
     numbers = items_of(args[0]) if args and len(args) == 1 else None
     if numbers is None or len(numbers) > 64:
         raise HeaderInvalid("a size that is no torch.Size", offset=getattr(owner, "end", None))
-    return tuple([whole(number, "a size", owner) for number in numbers])
+    return tuple([_number(number, "a size", owner) for number in numbers])
 
 
 def _region(node: Any) -> Region:
@@ -191,7 +195,7 @@ def _region(node: Any) -> Region:
 
 def _dtype(node: Any) -> DType:
     """Of TensorProperties, whose state is (dtype, layout, requires_grad, memory format, pinned)."""
-    is_one = _class_of(node) == f"{_CLASSES}TensorProperties" and node.state is not None
+    is_one = _class_of(node) in _PROPERTIES and node.state is not None
     parts = items_of(node.state.value) if is_one else None
     if not parts:
         raise HeaderInvalid("no TensorProperties where torch writes one", hint=_AGAIN)
@@ -230,8 +234,16 @@ def _storage_info(node: Any, name: str) -> Item:
     file = text_of(fields.get("relative_path"))
     if file is None:
         raise HeaderInvalid("an item without a file name", key=name, hint=_AGAIN)
-    offset = whole(fields.get("offset"), "the offset of an item", node)
-    return Item(file, offset, whole(fields.get("length"), "the length of an item", node))
+    offset = _number(fields.get("offset"), "the offset of an item", node)
+    return Item(file, offset, _number(fields.get("length"), "the length of an item", node))
+
+
+def _number(value: Any, what: str, node: Any) -> int:
+    """Of 63 bits, as torch's are."""
+    found = whole(value, what, node)
+    if found >= 1 << 63:
+        raise HeaderInvalid(f"{what} of more than 63 bits", hint=_AGAIN)
+    return found
 
 
 def _paths(node: Any) -> dict[str, Path]:

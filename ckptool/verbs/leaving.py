@@ -111,7 +111,7 @@ def result_notes(
     return tuple(dict.fromkeys(notes))
 
 
-_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "unpacked"))
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "dcp-folder", "unpacked"))
 
 
 def _unchanged(

@@ -18,8 +18,10 @@ from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
 from ckptool.verbs.report import title_of
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
-from ckptool.verbs.verify_report import CODE, Coverage, Finding, Verification
+from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, checksums
+
+_OF_INSPECT = ("dcp-folder", "unpacked")  # what to do with it
 
 
 def verify_joined(
@@ -45,15 +47,14 @@ def verify_joined(
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
         coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, getattr(shelf, "text", "")),
         numbers=numbers,
-        notes=(*checkpoint.notes, *mends(checkpoint, False, count, bool(code))),
+        notes=(*(n for n in checkpoint.notes if n.slug not in _OF_INSPECT), *mends(checkpoint, False, count, bool(code))),
     )  # fmt: skip
 
 
 def _refused(error: CkptError) -> Finding:
     keys = (error.key,) if error.key else tuple(error.findings)
-    kind = {"kind": CODE} if error.slug == "unsafe-pickle" else {}
     return Finding(error.slug, error.text, 2, keys=keys, member=error.member or error.path,
-                   offset=error.offset, **kind)  # fmt: skip
+                   offset=error.offset)  # fmt: skip
 
 
 def _wrong(
