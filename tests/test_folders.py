@@ -268,3 +268,26 @@ def test_a_folder_of_other_weights_still_asks_for_one(tmp_path):
     folder = ckpts(tmp_path / "a", "one.pth", "two.pth")
     with pytest.raises(NotACheckpoint, match=r"'one\.pth', 'two\.pth'"):
         look(Folder(folder))
+
+
+# -- what is no checkpoint ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["latest", "x/mp_rank_00_model_states.pt"], "x/mp_rank_00_model_states.pt"),
+        (["zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"], "mp_rank_00_model_states.pt"),
+        (["mp_rank_00/model_optim_rng.pt"], "mp_rank_00/model_optim_rng.pt"),
+        (["mp_rank_00/model_rng.pt", "mp_rank_01/model_optim_rng.pt"], "mp_rank_00/model_rng.pt"),
+        (["a/data.pkl", "a/data/0"], ""),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_a_file_that_is_something_else_is_named(tmp_path, files, named):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / file).write_bytes(b"x")
+    with pytest.raises(CkptError) as caught:
+        ckptool.inspect(tmp_path)
+    assert caught.value.path == (str(tmp_path / named) if named else str(tmp_path))
+    if "latest" not in files:  # there, one file stands for the folder
+        assert ckptool.verify(tmp_path).exit_status == 2

@@ -47,7 +47,11 @@ READERS = {"hf-shards": "hf_shards", "dcp": "dcp", "deepspeed-zero": "zero",
 def read_folder(folder: Folder, limits: Limits, held: Held) -> Checkpoint:
     """All files of a folder that is read as a whole, as one checkpoint."""
     module = import_module(f"ckptool.formats.{READERS[held.layout]}")
-    found: Checkpoint = module.read(folder, limits, held.name)
+    try:
+        found: Checkpoint = module.read(folder, limits, held.name)
+    except CkptError as error:
+        error.path = error.path or folder.path
+        raise
     return found._replace(notes=(*held.notes, *found.notes))
 
 

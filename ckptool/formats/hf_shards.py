@@ -14,9 +14,10 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
-from ckptool.formats.folders import look
+from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE, KNOWN
+from ckptool.formats.layouts import below
 from ckptool.formats.moved import Moved
 from ckptool.formats.rows import ALIAS_PLACES, OWN
 from ckptool.limits import DEFAULT, Limits
@@ -43,9 +44,12 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
         held = look(folder)
         notes = held.notes
         if not held.is_index:
-            with folder.child(held.name) as source:
+            inner, name = os.path.split(held.name)
+            with (below(folder, inner) if inner else folder).child(name) as source:
                 found = read_file(source, limits)
             return found._replace(notes=(*notes, *found.notes))
+        if held.layout != NAME:
+            return read_folder(folder, limits, held)
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)

@@ -23,7 +23,7 @@ from ckptool.formats.measures import evolve
 from ckptool.formats.moved import Moved
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Obj, text_of
-from ckptool.places import Folder
+from ckptool.places import Folder, is_plain_name
 from ckptool.spans import Address
 
 NAME = "megatron"
@@ -74,8 +74,8 @@ def _iteration(folder: Folder) -> Folder:
     text = pointer(folder, ITERATION)
     name = f"iter_{int(text):07d}" if text.isascii() and text.isdigit() and len(text) < 20 else text
     if name not in folder.folders():
-        if name == text and name != "release":
-            below(folder, name)  # raises for a name that leads out
+        if not is_plain_name(name):
+            below(folder, name)  # raises
         raise SpecialFile(f"'{ITERATION}' names '{text}', and there is no folder '{name}'",
                           path=folder.path, hint="copy it too")  # fmt: skip
     inner = below(folder, name)
