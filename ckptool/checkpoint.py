@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from ckptool.spans import Span
 
 Path = tuple[str | int, ...]
+Region = tuple[tuple[int, int], ...]
+"""A slice of a tensor: (start, stop) of each dimension, in elements."""
 
 
 class DType(NamedTuple):
@@ -87,20 +89,25 @@ UNTYPED = DType("untyped", 8, "UntypedStorage", None, "untyped")
 
 class Piece(NamedTuple):
     """Where bytes of a storage lie. `encoding` is stored, deflated, latin1 (text in UTF-8
-    that stands for bytes), swapped (big-endian), or one of the former with -swapped; `region`, where set, says which slice of the tensor they fill.
+    that stands for bytes), swapped (big-endian), or one of the former with -swapped. Several
+    pieces of a storage follow one another, or each has a `region`: the slice it fills, row by row,
+    of the contiguous tensor that is the storage. `crc` is the CRC-32 recorded for this piece
+    alone, where a storage has several.
     """
 
     source_id: int
     span: Span
     encoding: str = "stored"
-    region: tuple[tuple[int, int], ...] | None = None
+    region: Region | None = None
+    crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """One run of `count` elements; `pieces` is empty when the file holds no bytes (meta).
 
-    `crc` is the recorded CRC-32 of the plain bytes; None when not recorded.
+    `crc` is the recorded CRC-32 of the plain bytes; None when not recorded, or where each of
+    several pieces has its own.
     """
 
     key: str

@@ -45,7 +45,10 @@ class Copy(NamedTuple):
 class Made(NamedTuple):
     """Bytes computed from spans by a named recipe (inflate, cast, gather).
 
-    `pieces` are (source_id, span); `crc`, where known, is that of the result.
+    `pieces` are (source_id, span); `crc`, where known, is that of the result. Several pieces
+    follow one another, or `regions` say which slice of a tensor each fills ((start, stop) of
+    every dimension, row by row); `crcs`, where given, are the recorded ones of the pieces (0:
+    not recorded).
     """
 
     pieces: tuple[tuple[int, Span], ...]
@@ -54,6 +57,8 @@ class Made(NamedTuple):
     size: int
     crc: int | None = None
     label: str = ""
+    regions: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
+    crcs: tuple[int, ...] = ()
 
 
 class Late(NamedTuple):

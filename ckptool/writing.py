@@ -1,6 +1,6 @@
 """A Plan onto a sink: temp files, kernel copies with checksums taken beside, then the rename.
 
-Knows: parts, one source at a time, how this system copies. Must not know: formats.
+Knows: parts, a few sources at a time, how this system copies. Must not know: formats.
 Memory is constant. Where source and output lie alike on their pages the kernel copies, and
 the checking thread reads the same span; elsewhere a kernel's copy is slower than reading blocks
 and writing them up to the ends of pages, and the thread sums those very blocks.
@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptool.errors import CkptError, StorageSize
 from ckptool.interrupts import held
-from ckptool.places import Source, changed, open_source, reopen
+from ckptool.places import Source, open_source, reopen
 from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
 from ckptool.sinks import (
     FileSink,
@@ -29,6 +29,7 @@ from ckptool.sinks import (
     output_error,
     sync_folder,
 )
+from ckptool.sources import Sources
 from ckptool.spans import Address, Span
 from ckptool.sums import BLOCK, Checker, Sum
 from ckptool.targets import lost, write_all
@@ -79,8 +80,8 @@ def write(
 
     `check` compares copies with their recorded CRC; `verify(source)` sees each finished temp
     file under the name of its target and may raise; `progress(bytes so far)` is called about
-    every 16 MiB and at the end. `opener` may be asked for an address more than once; what it
-    gives is closed before the next one is opened.
+    every 16 MiB and at the end. `opener` may be asked for an address more than once; no more
+    than `sources.OPEN` of what it gives are open at a time.
     Raises OutputError, InputChanged, CrcMismatch, StorageSize, Truncated; whatever is raised,
     no temp file is left and the targets are as they were, but for a failure between two
     renames: then the error names what is in place already.
@@ -144,11 +145,8 @@ def _sync_folders(targets: Sequence[Target]) -> list[str]:
     return []
 
 
-class _Sources:
-    """The files a plan reads, one of them open at a time: there may be ten thousand.
-
-    `settle` waits until nobody reads the open one any more.
-    """
+class _Sources(Sources):
+    """The files a plan reads; `settle` waits until nobody reads an open one any more."""
 
     def __init__(
         self,
@@ -156,20 +154,14 @@ class _Sources:
         opener: Callable[[Address], Source],
         settle: Callable[[], None],
     ) -> None:
-        self._addresses = addresses
-        self._opener = opener
+        super().__init__(addresses, opener=opener)
         self._settle = settle
-        self._open: Source | None = None
-        self._id = -1
         self._unseen = set(range(len(addresses)))
 
     def __getitem__(self, source_id: int) -> Source:
-        if self._open is None or source_id != self._id:
-            self._leave()
-            self._open = self._opener(self._addresses[source_id])
-            self._id = source_id
-            self._unseen.discard(source_id)
-        return self._open
+        source = super().__getitem__(source_id)
+        self._unseen.discard(source_id)
+        return source
 
     def start(self) -> None:
         """Open the first, so that a plan of one file fails before anything is written."""
@@ -177,25 +169,15 @@ class _Sources:
             self[0]
 
     def finish(self) -> None:
-        """Close the last one; see that those no part asked for are still what was planned with."""
+        """Close all; see that those no part asked for are still what was planned with."""
         for source_id in sorted(self._unseen):
             self[source_id]
-        self._leave()
+        for source_id in list(self._open):
+            self.leave(source_id)
 
-    def _leave(self) -> None:
-        """Close the open one. Raises InputChanged when it is not what it was."""
-        if self._open is None:
-            return
+    def leave(self, source_id: int) -> None:
         self._settle()
-        if not self._open.unchanged():
-            raise changed(self._open.name)
-        self.close()
-
-    def close(self) -> None:
-        """Close the open one as it is, after a failure."""
-        source, self._open = self._open, None
-        if source is not None:
-            source.close()
+        super().leave(source_id)
 
 
 class _Out:
@@ -353,7 +335,7 @@ class _Run:
 
     def _make(self, part: Made, total: Sum | None, out: _Out) -> None:
         left = part.size
-        made = self._recipes[part.recipe](self._read, part)
+        made = self._recipes[part.recipe](self.sources.read, part)
         for data in self._keeping_result(made, part.label):
             left -= len(data)
             if left < 0:
@@ -368,9 +350,6 @@ class _Run:
         result = yield from made
         if result is not None:
             self.results.append((label, result))
-
-    def _read(self, source_id: int, offset: int, size: int) -> bytes:
-        return self.sources[source_id].read(offset, size)
 
 
 def _filled(part: Late, sums: Mapping[int, Sum]) -> bytes:

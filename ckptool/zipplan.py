@@ -11,8 +11,10 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
+from ckptool.crcs import joined
 from ckptool.plans import Late, Literal, Part, total_size
 from ckptool.ziplayout import (
     CENTRAL,
@@ -50,6 +52,13 @@ class Record(NamedTuple):
     parts: tuple[Part, ...]
     size: int
     crc: int | None
+
+
+class _Awaited(NamedTuple):
+    """The parts whose CRCs together are that of a record: their indexes and sizes."""
+
+    needs: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 class _Placed(NamedTuple):
@@ -101,13 +110,13 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
     """The parts of an archive of these records, data at multiples of `alignment` bytes.
 
     Raises ValueError when sizes do not add up, or when a record without a CRC is made of
-    several parts that are not all literals.
+    literals and other parts.
     """
     if not 1 <= alignment <= FULL16:
         raise ValueError(f"alignment {alignment} is not in 1..{FULL16}")
     layout = _Layout()
     placed: list[_Placed] = []
-    late: dict[int, int] = {}  # record number -> index of the part whose CRC is awaited
+    late: dict[int, _Awaited] = {}  # by record number
     for number, record in enumerate(records):
         crc = _known_crc(record)
         entry = _Placed(record.name.encode("utf-8"), record.size, crc, layout.at)
@@ -116,7 +125,9 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
         for part in record.parts:
             layout.add(part)
         if crc is None:
-            late[number] = layout.last()
+            count, end = len(record.parts), layout.last() + 1
+            sizes = tuple([part.size for part in record.parts])
+            late[number] = _Awaited(tuple(range(end - count, end)), sizes)
         if record.size:
             layout.add(_descriptor_part(entry, late.get(number)))
     layout.add(_directory_part(tuple(placed), layout.at, tuple(late.values())))
@@ -167,8 +178,8 @@ def _known_crc(record: Record) -> int | None:
     literals = [part.data for part in record.parts if isinstance(part, Literal)]
     if len(literals) == len(record.parts):
         return zlib.crc32(b"".join(literals))
-    if len(record.parts) != 1:
-        raise ValueError(f"'{record.name}' has no CRC and {len(record.parts)} parts")
+    if literals:
+        raise ValueError(f"'{record.name}' has no CRC and literals among other parts")
     return None
 
 
@@ -191,12 +202,18 @@ def _local_header(entry: _Placed, alignment: int) -> bytes:
     return head + entry.name + extra
 
 
-def _descriptor_part(entry: _Placed, awaited: int | None) -> Part:
+def _descriptor_part(entry: _Placed, awaited: _Awaited | None) -> Part:
     if awaited is None:
         return Literal(_descriptor((entry.crc or 0,), size=entry.size, wide=entry.wide))
     layout = DESCRIPTOR64 if entry.wide else DESCRIPTOR
-    fill = partial(_descriptor, size=entry.size, wide=entry.wide)
-    return Late(layout.size, fill, (awaited,))
+    fill = partial(_late_descriptor, sizes=awaited.sizes, size=entry.size, wide=entry.wide)
+    return Late(layout.size, fill, awaited.needs)
+
+
+def _late_descriptor(
+    crcs: tuple[int, ...], *, sizes: tuple[int, ...], size: int, wide: bool
+) -> bytes:
+    return _descriptor((joined(crcs, sizes),), size=size, wide=wide)
 
 
 def _descriptor(crcs: tuple[int, ...], *, size: int, wide: bool) -> bytes:
@@ -204,16 +221,24 @@ def _descriptor(crcs: tuple[int, ...], *, size: int, wide: bool) -> bytes:
     return layout.pack(DESCRIPTOR_MARK, crcs[0], size, size)
 
 
-def _directory_part(placed: tuple[_Placed, ...], at: int, needs: tuple[int, ...]) -> Part:
+def _directory_part(placed: tuple[_Placed, ...], at: int, late: Sequence[_Awaited]) -> Part:
+    sizes = tuple([row.sizes for row in late])
+    needs = tuple([index for row in late for index in row.needs])
+    fill = partial(_directory, sizes=sizes, placed=placed, at=at)
     if not needs:
-        return Literal(_directory((), placed=placed, at=at))
-    fill = partial(_directory, placed=placed, at=at)
+        return Literal(fill(()))
     return Late(len(fill((0,) * len(needs))), fill, needs)
 
 
-def _directory(crcs: tuple[int, ...], *, placed: tuple[_Placed, ...], at: int) -> bytes:
-    """The central directory at offset `at` and the end records; `crcs` of those unknown."""
-    awaited = iter(crcs)
+def _directory(
+    crcs: tuple[int, ...], *, sizes: tuple[tuple[int, ...], ...], placed: tuple[_Placed, ...],
+    at: int,
+) -> bytes:  # fmt: skip
+    """The central directory at offset `at` and the end records; `crcs` of the parts of those
+    unknown, of `sizes` bytes.
+    """
+    known = iter(crcs)
+    awaited = iter([joined(tuple(islice(known, len(row))), row) for row in sizes])
     entries = [
         _central(entry, next(awaited) if entry.crc is None else entry.crc) for entry in placed
     ]

@@ -36,6 +36,11 @@ ROWS = {
         "peak memory: ",
         "beyond import torch: ",
     ),
+    "dcp": (
+        "dcp_to_torch_save, load, save_file",
+        "times faster than dcp_to_torch_save and an export, at least 5",
+        "MB, at most 60: reached",
+    ),
     "diff": (
         "ckptool diff --bytes",
         "| cmp |",

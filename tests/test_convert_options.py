@@ -590,7 +590,7 @@ def test_defaults_are_the_same():
         else:
             assert not word.default, param.name
     assert tuple(command.params[[p.name for p in command.params].index("to")].type.choices) == (
-        "zip", "legacy", "safetensors", "shards",
+        "zip", "legacy", "safetensors", "shards", "dcp",
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ HOUSE: dict[int, list[set[str]]] = {
     0: [{"errors", "escapes"}, {"limits"}, {"spans", "plans"}, {"commands"}],
     1: [{"places"}, {"pickles"}],
     2: [
-        {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
-        {"writing", "sinks", "targets", "sums", "inplace", "journals"},
-        {"checkpoint", "records"},
+        {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan", "crcs"},
+        {"writing", "sources", "sinks", "targets", "sums", "inplace", "journals"},
+        {"checkpoint", "records", "pieces"},
         {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
     3: [{"formats"}, {"values"}, {"compare", "differences", "sides", "alignment", "causes"}],

@@ -1,4 +1,4 @@
-"""Plans of many sources and outputs: one source open at a time, and all files or none."""
+"""Plans of many sources and outputs: few sources open at a time, and all files or none."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from ckptool import targets, writing
+from ckptool import sources, targets, writing
 from ckptool.errors import CkptError, CrcMismatch, InputChanged, OutputError, SpecialFile
 from ckptool.places import open_source, reopen
 from ckptool.plans import Copy, Literal, Made, Output, Plan, total_size
@@ -88,19 +88,27 @@ class Watched:
         return source
 
 
-# --- one source at a time --------------------------------------------------------------------
+# --- few sources at a time --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [1, 0, 1, 0], [3], []])
-def test_one_is_open_at_a_time(inputs, out, order, check):
+def test_no_more_than_a_few_are_open(inputs, out, order, check, monkeypatch):
+    monkeypatch.setattr(sources, "OPEN", 2)
     watched = Watched()
     plan = plan_of(inputs, *map(whole, order))
     write(plan, FileSink(out), {}, opener=watched, check=check)
     assert out.read_bytes() == b"".join(map(content, order))
-    assert watched.most == 1
+    assert watched.most == 2
     assert watched.open == set()
     assert set(watched.opened) == {f"{n}.bin" for n in range(5)}  # the unread ones are checked
+
+
+def test_one_that_is_read_again_stays_open(inputs, out, monkeypatch):
+    monkeypatch.setattr(sources, "OPEN", 2)
+    watched = Watched()
+    write(plan_of(inputs[:3], *map(whole, [0, 1, 0, 2, 0])), FileSink(out), {}, opener=watched)
+    assert watched.opened == ["0.bin", "1.bin", "2.bin"]
 
 
 def test_one_source_is_opened_once(inputs, out):
@@ -133,7 +141,7 @@ def test_a_made_part_reads_several(inputs, out):
     watched = Watched()
     write(plan_of(inputs, made), FileSink(out), {"zipped": zipped}, opener=watched)
     assert out.read_bytes() == b"".join(n.to_bytes(4, "big") for n in (3, 1, 4)) * 10
-    assert watched.most == 1
+    assert watched.opened == ["0.bin", "3.bin", "1.bin", "4.bin", "2.bin"]
 
 
 def test_a_bad_checksum_of_an_earlier_source_is_found(inputs, out):
@@ -148,6 +156,7 @@ def test_a_bad_checksum_of_an_earlier_source_is_found(inputs, out):
 def test_a_source_that_changes_while_it_is_open(inputs, out, number, monkeypatch):
     """Its size and its first bytes stay: only the time of change tells."""
     monkeypatch.setattr(writing, "_CHUNK", SIZE // 4)
+    monkeypatch.setattr(sources, "OPEN", 1)  # each is left before the next one is opened
     seen = []
 
     def touch(done):

@@ -24,8 +24,9 @@ from ckptool.errors import (
 )
 from ckptool.limits import Limits
 from ckptool.places import BytesSource, open_source
-from ckptool.plans import Copy, Late, Literal, Made, total_size
+from ckptool.plans import Copy, Late, Literal, Made, Output, Plan, total_size
 from ckptool.spans import Span
+from ckptool.writing import FileSink, write
 from ckptool.zipcut import walk_local_headers
 from ckptool.ziplayout import CENTRAL, END, END64, LOCAL, LOCATOR
 from ckptool.zipplan import Record, plan_zip
@@ -545,13 +546,32 @@ def test_plans_that_cannot_be():
     made = Made(((0, Span(0, 1)),), "x", (), 1)
     for record in (
         Record("a/x", (Literal(b"x"),), 2, None),
-        Record("a/x", (made, made), 2, None),
+        Record("a/x", (made, Literal(b"x")), 2, None),
     ):
         with pytest.raises(ValueError, match="a/x"):
             plan_zip([record])
     for alignment in (0, 70_000):
         with pytest.raises(ValueError, match="alignment"):
             plan_zip([], alignment)
+
+
+def test_a_record_of_several_parts_has_the_checksum_of_all(tmp_path):
+    """As torch.save would have written it from one."""
+    path = tmp_path / "in"
+    path.write_bytes(bytes(range(256)) * 40)
+    with open_source(path) as source:
+        spans = (Span(3, 5000), Span(0, 1), Span(100, 4999))
+        parts = tuple(Copy(0, span) for span in spans)
+        made = plan_zip([Record("a/x", parts, 10_000, None), Record("a/y", parts[:1], 5000, None)])
+        plan = Plan((source.address,), (Output("", made, total_size(made)),))
+        write(plan, FileSink(tmp_path / "out"), {})
+        data = [source.read(*span) for span in spans]
+    with zipfile.ZipFile(tmp_path / "out") as file:
+        assert file.testzip() is None
+        assert file.read("a/x") == b"".join(data)
+        assert zlib.crc32(b"".join(data)) == file.getinfo("a/x").CRC
+    with open_source(tmp_path / "out") as source:
+        assert [entry.size for entry in read_directory(source).entries] == [10_000, 5000]
 
 
 # --- what is left of a cut archive -----------------------------------------------------------

@@ -99,7 +99,7 @@ _TABLE: dict[str, tuple[tuple[str, ...], str, str, dict[str, Any]]] = {
     "dtype": (("--dtype",), "Types", "cast floating-point tensors of state_dicts: bfloat16, float16, float32, float8_e4m3fn ...", {"metavar": "T"}),
     "keep_dtype": (("--keep-dtype",), "Types", "but not those that match GLOB (repeatable)", {"multiple": True, "metavar": "GLOB"}),
     "output": (("-o", "--output"), "Output", "where to write: .safetensors by its suffix, a folder is shards; --to-cpu alone writes NAME.cpu.pth beside the input", {"metavar": "OUT"}),
-    "to": (("--to",), "Output", "the container, whatever OUT is called", {"type": click.Choice(("zip", "legacy", "safetensors", "shards"))}),
+    "to": (("--to",), "Output", "the container, whatever OUT is called", {"type": click.Choice(("zip", "legacy", "safetensors", "shards", "dcp"))}),
     "max_shard_size": (("--max-shard-size",), "Output", "write .safetensors shards of at most SIZE into the folder OUT", {"metavar": "SIZE"}),
     "extras": (("--extras",), "Output", "write what .safetensors cannot hold (epoch, args) to F.json", {"metavar": "F.json"}),
     "tied": (("--tied",), "Output", "two names of one tensor in .safetensors", {"type": click.Choice(("alias", "duplicate", "error")), "default": "alias", "show_default": True}),

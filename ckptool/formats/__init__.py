@@ -101,6 +101,10 @@ _OTHERS = {
     "torch-package": "torch.package archive",
     "torch-export": "torch.export program",
     "hf-shards": "Hugging Face shards",
+    "dcp": "DCP folder",
+    "deepspeed-zero": "DeepSpeed ZeRO",
+    "megatron": "Megatron ranks",
+    "torch-unpacked": "unpacked PyTorch zip",
 }
 TITLES: dict[str, str] = {**{row.name: row.title for row in FORMATS}, **_OTHERS}
 

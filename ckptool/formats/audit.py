@@ -33,6 +33,23 @@ class Member(NamedTuple):
     storage: str | None = None
 
 
+class Vouched(NamedTuple):
+    """A record that a checksum is recorded for, and the number of the file it lies in."""
+
+    source_id: int
+    member: Member
+
+
+class Records(NamedTuple):
+    """The records of all files of a folder: those with a recorded checksum, and how many there
+    are in all; `text` says why none has one.
+    """
+
+    vouched: tuple[Vouched, ...]
+    record_count: int
+    text: str = ""
+
+
 UNPROVABLE = {
     "torch-legacy": "a legacy stream records no checksums",
     "torch-tar": "a tar of torch 0.1 records no checksums",
@@ -67,6 +84,15 @@ def _member(
     key = by_place.get(archive.source.absolute(span).offset)
     deflated = entry.method == DEFLATED
     return Member(entry.name[skip:] + later, span, deflated, entry.size, entry.crc or None, key)
+
+
+def vouched_members(checkpoint: Checkpoint, number: int, name: str) -> tuple[int, list[Vouched]]:
+    """How many records file `number` has, and those with a checksum, as `name:record`. Which
+    storage of the whole each of them is, is not said.
+    """
+    members = members_of(checkpoint)
+    rows = [m._replace(name=f"{name}:{m.name}", storage=None) for m in members if m.crc is not None]
+    return len(members), [Vouched(number, row) for row in rows]
 
 
 def storage_members(checkpoint: Checkpoint) -> tuple[Member, ...]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from ckptool.checkpoint import UNTYPED, DType, Storage
 from ckptool.errors import Unsupported
 from ckptool.formats.homes import Home, Read
-from ckptool.plans import Copy, Literal, Made, Part
-from ckptool.spans import Span
+from ckptool.pieces import cut, encoding_of, is_chain, made_from
+from ckptool.plans import Copy, Literal, Part
 
 Inline = Callable[[Storage], bytes]
 """Gives the bytes of a storage that the pickle itself holds in a form without a span."""
@@ -27,58 +27,61 @@ class Filler:
         self.inline = inline
         self._checked: set[int] = set()
 
-    def part(self, home: Home) -> Part | None:
-        """The part of one home; None when it has no bytes."""
+    def parts(self, home: Home) -> tuple[Part, ...]:
+        """The parts of one home; none when it has no bytes."""
         return self.fill(home.source, home.read, home.element, home.size_bytes, home.label)
 
     def fill(
         self, source: Storage, read: Read | None, element: DType, size: int, label: str
-    ) -> Part | None:
+    ) -> tuple[Part, ...]:
         """`size` bytes of `source`: all of it (`read` None) or some elements, cast to `element`.
 
         Raises Unsupported where the file holds no bytes or they cannot be reached.
         """
         if not size:
-            return None
+            return ()
         if not source.pieces:
-            return self._literal(source, read, element, label)
-        if len(source.pieces) != 1:
-            raise Unsupported("a storage in several pieces", key=label)
+            return (self._literal(source, read, element, label),)
         if read is None or (read.dtype is element and _is_all(read, source)):
             return self._whole(source, label)
-        encoding, span = source.pieces[0].encoding, source.pieces[0].span
-        if read.dtype is element and encoding == "stored" and _is_run(read):
-            crc = self._crc(source)
-            if crc is None:
-                start = span.offset + read.offset * element.size_bytes
-                return Copy(source.pieces[0].source_id, Span(start, size), None, label)
-            return self._made(source, read, element, size, label, crc)
-        return self._made(source, read, element, size, label, self._crc(source))
+        if read.dtype is element and is_chain(source) and _is_run(read):
+            return self._run(source, read, element, size, label)
+        return (self._made(source, read, element, size, label),)
 
-    def _whole(self, source: Storage, label: str) -> Part:
-        piece, size = source.pieces[0], source.size_bytes
-        crc = self._crc(source)
-        pieces = ((piece.source_id, piece.span),)
-        if piece.encoding == "stored":
-            return Copy(piece.source_id, piece.span, crc, label)
-        if piece.encoding == "deflated":
-            return Made(pieces, "inflate", (), size, crc, label)
-        args = (piece.encoding, _swapped_bytes(source.dtype), size, crc)
-        return Made(pieces, "decode", args, size, None, label)
+    def _whole(self, source: Storage, label: str) -> tuple[Part, ...]:
+        size, first = source.size_bytes, self._is_first(source)
+        crc = source.crc if first else None
+        if is_chain(source):
+            rows = [p for p in source.pieces if p.span.size]
+            own = len(source.pieces) > 1 and first
+            return tuple([Copy(p.source_id, p.span, p.crc if own else crc, label) for p in rows])
+        encoding = encoding_of(source, label)
+        if encoding == "deflated" and len(source.pieces) == 1:
+            return (made_from(source, "inflate", (), size, crc, label),)
+        args = (encoding, _swapped_bytes(source.dtype), size, crc)
+        return (made_from(source, "decode", args, size, None, label, first),)
 
-    def _made(
-        self, source: Storage, read: Read, element: DType, size: int, label: str, crc: int | None
-    ) -> Part:
-        piece = source.pieces[0]
-        encoding = _encoding(source, read.dtype, label)
-        pieces = ((piece.source_id, piece.span),)
+    def _run(
+        self, source: Storage, read: Read, element: DType, size: int, label: str
+    ) -> tuple[Part, ...]:
+        """Elements that lie one after another: copied, unless all has to be read for a checksum."""
+        found = cut(source, read.offset * element.size_bytes, size)
+        torn = any(p.crc for p in source.pieces) and not all(p.crc for p in found)
+        if self._is_first(source, look=True) and (source.crc or torn):
+            return (self._made(source, read, element, size, label),)
+        own = self._is_first(source)
+        return tuple([Copy(p.source_id, p.span, p.crc if own else None, label) for p in found])
+
+    def _made(self, source: Storage, read: Read, element: DType, size: int, label: str) -> Part:
+        encoding, first = _encoding(source, read.dtype, label), self._is_first(source)
+        crc = source.crc if first else None
         where = (source.size_bytes, read.shape, read.stride, read.offset, crc)
         if read.dtype is element:
             unit = _swapped_bytes(source.dtype)
             args = (encoding, unit, element.size_bytes, *where)
-            return Made(pieces, "gather", args, size, None, label)
+            return made_from(source, "gather", args, size, None, label, first)
         cast = (encoding, read.dtype.name, element.name, *where)
-        return Made(pieces, "cast", cast, size, None, label)
+        return made_from(source, "cast", cast, size, None, label, first)
 
     def _literal(self, source: Storage, read: Read | None, element: DType, label: str) -> Part:
         data = self.inline(source) if self.inline is not None else None
@@ -95,20 +98,23 @@ class Filler:
         start = read.offset * element.size_bytes
         return Literal(data[start : start + read.shape[0] * element.size_bytes])
 
-    def _crc(self, source: Storage) -> int | None:
-        """The recorded checksum, for whoever reads this storage first."""
+    def _is_first(self, source: Storage, look: bool = False) -> bool:
+        """Whether whoever reads this storage now compares its checksums, as the first one; only
+        to `look` changes nothing.
+        """
         key = id(source)
         if not self.check or key in self._checked:
-            return None
-        self._checked.add(key)
-        return source.crc
+            return False
+        if not look:
+            self._checked.add(key)
+        return True
 
 
 def _encoding(source: Storage, dtype: DType, label: str) -> str:
     """As the piece says; torch swaps the bytes of a typed storage by its type, of an untyped
     one never.
     """
-    encoding = source.pieces[0].encoding
+    encoding = encoding_of(source, label)
     if "swapped" not in encoding or dtype is source.dtype:
         return encoding
     if source.dtype is UNTYPED:

@@ -78,6 +78,10 @@ def contents(checkpoint: Checkpoint, limits: Limits = DEFAULT) -> Contents:
         found = walk.run(handle.walked.root)
         _leave_out_modules(found, checkpoint.tables)
         return found
+    if (
+        checkpoint.format == "deepspeed-zero"
+    ):  # what lies beside is of the training, not the weights
+        return Contents({}, {}, {})
     keys = {t.key for table in checkpoint.tables for t in table.tensors}
     values, complete = _shown(checkpoint.extras, keys)
     whole = complete and checkpoint.format in ("safetensors", "hf-shards", "torch-export")

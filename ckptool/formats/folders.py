@@ -5,28 +5,54 @@ Knows: the names that frameworks give (formats 1, item 9). Must not know: what i
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
 
-from ckptool.checkpoint import Note
-from ckptool.errors import NotACheckpoint, SpecialFile, Unsupported, UsageError
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, Unsupported, UsageError
+from ckptool.limits import Limits
 from ckptool.places import Folder
 
 INDEXES = (".safetensors.index.json", ".bin.index.json")  # in the order loaders look
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".tar", ".pkl", ".pt2")
 _NUMBERED = re.compile(r"(.+)-\d+-of-(?!0*1\.)\d+(\.safetensors|\.bin)")  # one of several
-_RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt|.*zero_pp_rank_.*\.pt")
+
+
+_BARE = "DeepSpeed's weights in the precision of training, from 'module': no optim_states files of ZeRO are beside them"
 
 
 class Held(NamedTuple):
-    """The file of a folder to read: an index, or one whole checkpoint."""
+    """What stands for a folder: an index in it (`layout` says of what), or the one file that is
+    the checkpoint (`layout` is empty).
+    """
 
     name: str
-    is_index: bool
+    layout: str
     notes: tuple[Note, ...] = ()
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the folder is read as a whole."""
+        return bool(self.layout)
+
+
+READERS = {"hf-shards": "hf_shards", "dcp": "dcp", "deepspeed-zero": "zero",
+           "megatron": "megatron", "torch-unpacked": "unpacked"}  # fmt: skip
+"""The module of `formats` for each layout, with `read(folder, limits, index name)`."""
+
+
+def read_folder(folder: Folder, limits: Limits, held: Held) -> Checkpoint:
+    """All files of a folder that is read as a whole, as one checkpoint."""
+    module = import_module(f"ckptool.formats.{READERS[held.layout]}")
+    try:
+        found: Checkpoint = module.read(folder, limits, held.name)
+    except CkptError as error:
+        error.path = error.path or folder.path
+        raise
+    return found._replace(notes=(*held.notes, *found.notes))
 
 
 def look(folder: Folder) -> Held:
@@ -45,11 +71,35 @@ def look(folder: Folder) -> Held:
                 hint="give the path of one of them",
             )
         if found:
-            return Held(found[0], True, _beside(found[0], files))
+            return Held(found[0], "hf-shards", _beside(found[0], files) + _inside(folder, files))
+    if ".metadata" in files:
+        return Held(".metadata", "dcp", _LIGHTNING if "meta.pt" in files else ())
     single = _single(files)
     if single:
-        return Held(single, False, _beside(single, files))
-    raise _refusal(folder, files)
+        return Held(single, "", _beside(single, files) + _inside(folder, files))
+    if _is_dcp(folder, files):
+        raise _without_metadata(folder, files)
+    return _of_others(folder, files)
+
+
+def _of_others(folder: Folder, files: Sequence[str]) -> Held:
+    """Layouts of other programs, and single files among theirs. Raises as `look`."""
+    from ckptool.formats import layouts
+
+    layout = layouts.layout_of(folder, files)
+    if layout == "deepspeed-zero":
+        bare = layouts.bare_model_states(folder)
+        return (
+            Held(bare, "", (Note("zero-without-optimizer", _BARE),)) if bare else Held(".", layout)
+        )
+    if layout is not None:
+        return Held(".", layout)
+    if layouts.MEGATRON_FILE in files:
+        return Held(layouts.MEGATRON_FILE, "")
+    weights = [name for name in files if name.endswith(_WEIGHTS)]
+    if len(weights) == 1 and weights[0].endswith(".ckpt") and not layouts.inner_ckpts(folder):
+        return Held(weights[0], "")
+    raise layouts.several(folder, weights) or _refusal(folder, files)
 
 
 def _single(files: Sequence[str]) -> str | None:
@@ -68,68 +118,45 @@ def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
     return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {_some(rivals)}"),)
 
 
+_LIGHTNING = (Note("lightning-folder", "Lightning's: the state of its trainer is in meta.pt"),)
+
+
+def _inside(folder: Folder, files: Sequence[str]) -> tuple[Note, ...]:
+    """A DeepSpeed checkpoint one deeper, as transformers' Trainer leaves it."""
+    from ckptool.formats import layouts
+
+    if layouts.LATEST not in files or layouts.layout_of(folder, files) != "deepspeed-zero":
+        return ()
+    try:
+        tag = layouts.tag_of(folder)
+    except CkptError:  # it is not what was asked for
+        return ()
+    return (
+        Note("folder-choice", f"a DeepSpeed checkpoint with fp32 weights is inside, in '{tag}'"),
+    )
+
+
 # -- folders that are something else -----------------------------------------------------------
 def _is_dcp(folder: Folder, files: Sequence[str]) -> bool:
-    return ".metadata" in files or any(name.endswith(".distcp") for name in files)
+    return any(name.endswith((".distcp", ".metadata")) and name[:2] == "__" for name in files)
 
 
-def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
-    if any(map(_RANK.fullmatch, files)):
-        return True
-    return "latest" in files and any(_RANK.fullmatch(name) for name in _below(folder))
-
-
-def _is_megatron(folder: Folder, files: Sequence[str]) -> bool:
-    return "latest_checkpointed_iteration.txt" in files or "model_optim_rng.pt" in _below(folder)
-
-
-def _is_unpacked(folder: Folder, files: Sequence[str]) -> bool:
-    return "data.pkl" in files or "data.pkl" in _below(folder)
-
-
-def _below(folder: Folder) -> list[str]:
-    """Names of the files one folder deeper."""
-    paths = [os.path.join(folder.path, name) for name in folder.folders()]
-    return [name for path in paths for name in _readable(path)]
-
-
-def _readable(path: str) -> list[str]:
-    try:
-        return Folder(path).list()
-    except SpecialFile:  # not ours to read
-        return []
-
-
-_Judge = Callable[[Folder, Sequence[str]], bool]
-# (asked of the folder, what it is, what to do)
-_LAYOUTS: tuple[tuple[_Judge, str, str], ...] = (
-    (
-        _is_dcp,
-        "a distributed checkpoint (DCP) folder",
-        "if you trust it: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER net.pth",
-    ),
-    (
-        _is_deepspeed,
-        "a DeepSpeed folder",
-        "join it with the zero_to_fp32.py that DeepSpeed puts there, or give one of its .pt files",
-    ),
-    (
-        _is_megatron,
-        "a Megatron folder",
-        "give one of its model_optim_rng.pt files",
-    ),
-    (
-        _is_unpacked,
-        "an unpacked PyTorch zip",
-        "pack the folder that holds data.pkl again: zip -0 -r -D net.pth NAME, run beside it",
-    ),
-)
+def _without_metadata(folder: Folder, files: Sequence[str]) -> Unsupported | HeaderInvalid:
+    """What a folder of `.distcp` files without `.metadata` is."""
+    ranks = [name for name in files if name.startswith("__") and name.endswith(".metadata")]
+    if ranks:
+        return Unsupported(
+            f"a DCP folder that was saved without collectives: {len(ranks)} files like "
+            f"'{ranks[0]}', one a rank", path=folder.path,
+            hint="save it with use_collectives=True",
+        )  # fmt: skip
+    return HeaderInvalid(
+        "a DCP folder without its .metadata", path=folder.path,
+        hint="copy it too (a hidden file); .metadata.tmp is one that was never finished",
+    )  # fmt: skip
 
 
 def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
-    for judge, what, hint in _LAYOUTS:
-        if judge(folder, files):
-            return Unsupported(f"{what}: not read yet", path=folder.path, hint=hint)
     numbered = next((match for name in files if (match := _NUMBERED.fullmatch(name))), None)
     if numbered:
         index = f"{numbered.group(1)}{numbered.group(2)}.index.json"

@@ -11,12 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Piece, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
-from ckptool.formats.folders import look
+from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE, KNOWN
+from ckptool.formats.layouts import below
+from ckptool.formats.moved import Moved
 from ckptool.formats.rows import ALIAS_PLACES, OWN
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
@@ -42,9 +44,12 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
         held = look(folder)
         notes = held.notes
         if not held.is_index:
-            with folder.child(held.name) as source:
+            inner, name = os.path.split(held.name)
+            with (below(folder, inner) if inner else folder).child(name) as source:
                 found = read_file(source, limits)
             return found._replace(notes=(*notes, *found.notes))
+        if held.layout != NAME:
+            return read_folder(folder, limits, held)
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)
@@ -120,7 +125,7 @@ class _Merger:
     def add(self, number: int, name: str, found: Checkpoint, size_bytes: int) -> None:
         """One shard, read. Raises Unsupported, KeyDuplicate."""
         table = _plain_table(found, name)
-        moved = _Moved(number)
+        moved = Moved(number)
         self.tensors += moved.tensors(found.tensors)
         self.storages += [moved.storage(storage) for storage in found.storages]
         self._tensors(moved.tensors(table.tensors), name)
@@ -222,37 +227,6 @@ def _plain_table(found: Checkpoint, name: str) -> Table:
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """What two names of one tensor have in common."""
     return (id(tensor.storage or tensor), tensor.dtype, tensor.shape, tensor.stride, tensor.offset)
-
-
-class _Moved:
-    """The tensors of one shard, with storages that say which shard is theirs; ties stay."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._storages: dict[int, Storage] = {}
-        self._tensors: dict[int, Tensor] = {}
-
-    def storage(self, s: Storage) -> Storage:
-        return self._storages.get(id(s)) or self._move_storage(s)
-
-    def tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [self._tensors.get(id(tensor)) or self._move(tensor) for tensor in tensors]
-
-    def _move_storage(self, s: Storage) -> Storage:
-        number = self._number
-        pieces = tuple([Piece(number, p.span, p.encoding, p.region) for p in s.pieces])
-        moved = Storage(f"{number}/{s.key}", s.dtype, s.count, s.device, pieces, s.crc)
-        self._storages[id(s)] = moved
-        return moved
-
-    def _move(self, t: Tensor) -> Tensor:
-        storage = None if t.storage is None else self.storage(t.storage)
-        moved = Tensor(
-            t.key, t.dtype, t.shape, t.stride, t.offset, storage, t.requires_grad, t.kind,
-            t.path, t.device, t.class_name,
-        )  # fmt: skip
-        self._tensors[id(t)] = moved
-        return moved
 
 
 class _Beside:

@@ -258,8 +258,7 @@ def file_parts(
             "data_offsets": [begin, begin + size_of(row)],
         }
     parts = [Literal(_header_bytes(header))]
-    filled = (_fill(row, filler) for row in by_size)
-    return (*parts, *(part for part in filled if part is not None))
+    return (*parts, *(part for row in by_size for part in _fill(row, filler)))
 
 
 def _header_bytes(header: dict[str, Any], limits: Limits = DEFAULT) -> bytes:
@@ -282,7 +281,7 @@ def _shape(row: Row) -> list[int]:
     return [*shape[:-1], 2 * shape[-1]] if dtype_of(row).safetensors == "F4" else shape
 
 
-def _fill(row: Row, filler: Filler) -> Part | None:
+def _fill(row: Row, filler: Filler) -> tuple[Part, ...]:
     t = row.tensor
     assert t.storage is not None
     assert t.dtype is not None

@@ -51,8 +51,7 @@ def stream_parts(main: bytes, homes: tuple[Home, ...], filler: Filler) -> tuple[
     parts: list[Part] = [Literal(b"".join(head) + keys)]
     for home in homes:
         parts.append(Literal(pack("<q", home.length)))
-        part = filler.part(home)
-        parts += [part] if part is not None else []
+        parts += filler.parts(home)
     return tuple(parts)
 
 

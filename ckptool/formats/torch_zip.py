@@ -21,6 +21,7 @@ from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
+from ckptool.pickles.nodes import Walked
 from ckptool.places import Source
 from ckptool.spans import Span
 from ckptool.ziplayout import REPACK
@@ -86,30 +87,30 @@ def open_archive(source: Source, limits: Limits) -> Archive:
 def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
     """Read directory and data.pkl, no storage."""
     archive = archive or open_archive(source, limits)
-    _check_version(archive)
-    encoding = "swapped" if _is_big_endian(archive) else "stored"
-    data = archive.read("data.pkl")
-    walked = walk_checked(data, 0, limits, "data.pkl")
-
-    def resolve(key: str, dtype: DType, count: int) -> Located:
-        return archive.located(
-            f"data/{key}", encoding, count * dtype.size_bytes, f"storage '{key}'"
-        )
-
-    reader = TensorReader(resolve, limits)
+    walked, reader, encoding = pickled(archive, limits)
     notes: tuple[Note, ...] = ()
-    if walked.end != len(data):
-        notes += (
-            Note(
-                "bytes-after-stop",
-                f"{len(data) - walked.end:,} bytes after the end of data.pkl; no loader reads them",
-            ),
-        )
+    left = len(walked.data) - walked.end
+    if left:
+        text = f"{left:,} bytes after the end of data.pkl; no loader reads them"
+        notes += (Note("bytes-after-stop", text),)
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
     found = assemble(
         source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits
     )
     return _with_older(found, archive) if archive.directory.links else found
+
+
+def pickled(archive: Archive, limits: Limits) -> tuple[Walked, TensorReader, str]:
+    """data.pkl, walked; who reads its tensors; how storages are encoded that are not deflated."""
+    _check_version(archive)
+    encoding = "swapped" if _is_big_endian(archive) else "stored"
+    walked = walk_checked(archive.read("data.pkl"), 0, limits, "data.pkl")
+
+    def resolve(key: str, dtype: DType, count: int) -> Located:
+        size = count * dtype.size_bytes
+        return archive.located(f"data/{key}", encoding, size, f"storage '{key}'")
+
+    return walked, TensorReader(resolve, limits), encoding
 
 
 def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:

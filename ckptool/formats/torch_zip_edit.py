@@ -105,11 +105,11 @@ def new_records(top: str, data: bytes, stored: list[Record]) -> list[Record]:
 
 def storage_record(filler: Filler, home: Home, name: str, archived: bool) -> Record:
     """One storage; a whole one out of an archive keeps its checksum, recorded (or 0) or not."""
-    part = filler.part(home)
-    if part is None:
+    parts = filler.parts(home)
+    if not parts:
         return Record(name, (), 0, 0)
     kept = archived and home.read is None and home.source.pieces[0].encoding == "stored"
-    return Record(name, (part,), home.size_bytes, home.source.crc or 0 if kept else None)
+    return Record(name, parts, home.size_bytes, home.source.crc or 0 if kept else None)
 
 
 def confirm(checkpoint: Checkpoint, rewritten: Rewritten, written: Source, limits: Limits) -> None:

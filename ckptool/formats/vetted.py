@@ -119,7 +119,9 @@ CALLS: dict[str, tuple[Check, str, bool]] = {
     "torch.device": (_plain, _NO_STATE, False),
     "torch.serialization._get_layout": (_texts, _NO_STATE, False),
     "torch.torch_version.TorchVersion": (_texts, DICT_STATE, False),
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": (_plain, _NO_STATE, False),
     "torch._C.Generator": (_plain, "any", False),
+    "deepspeed.runtime.zero.config.ZeroStageEnum": (_plain, _NO_STATE, False),
     "torch.nested._internal.nested_tensor._rebuild_njt": (any_arguments, _NO_STATE, False),
 }  # fmt: skip
 for _core in ("numpy.core", "numpy._core"):
@@ -137,6 +139,7 @@ RECORDS = ("torch.distributed.tensor.", "torch.distributed._tensor.", f"{_SHARDE
             "torch.distributed._shard.metadata.", "torch.distributed._shard.sharding_spec.",
             "torch.distributed._mesh_layout.", "torch.distributed.device_mesh.",
             "torch.distributed.remote_device.", "torch.distributed.checkpoint.metadata.",
+            "torch.distributed.checkpoint.filesystem._StorageInfo",
             "torch._dynamo.decorators._DimRange")  # fmt: skip
 DOTTED = frozenset(
     (f"{_SHARDED}.api.ShardedTensor.ProcessGroupState", f"{_SHARDED}.metadata.MEM_FORMAT_ENCODING")

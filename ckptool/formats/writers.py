@@ -29,6 +29,10 @@ def write(
         from ckptool.formats import hf_shards_edit
 
         return hf_shards_edit.write(checkpoint, changes, shard_bytes)
+    if target == "dcp":
+        from ckptool.formats import dcp_edit
+
+        return dcp_edit.write(checkpoint, changes)
     if target not in _WRITERS:
         raise Unsupported(f"a {TITLES.get(target, target)} cannot be written", path=checkpoint.file)
     if target != "safetensors" and not _is_pickled(checkpoint):
@@ -49,6 +53,10 @@ def confirm(
         from ckptool.formats import hf_shards_edit
 
         hf_shards_edit.confirm(checkpoint, made, written, limits, name)
+    elif target == "dcp":
+        from ckptool.formats import dcp_edit
+
+        dcp_edit.confirm(checkpoint, made, written, limits, name)
     elif target != "safetensors" and not _is_pickled(checkpoint):
         from ckptool.formats import fresh
 

@@ -32,7 +32,8 @@ from ckptool.models.tensors_values import Builder
 from ckptool.pickles.nodes import Obj
 from ckptool.places import Source
 
-_PICKLES = ("torch-zip", "torch-legacy", "torch-tar", "pickle")
+_PACKED = ("safetensors", "hf-shards")
+_PICKLES = ("torch-zip", "torch-legacy", "torch-tar", "pickle", "dcp", "torch-unpacked")
 _CPU = torch.device("cpu")
 
 
@@ -78,7 +79,7 @@ class Loader:
         handle = checkpoint.handle
         memory = Memory(
             checkpoint.storages,
-            Files(checkpoint.sources, source),
+            Files(checkpoint.sources, source, checkpoint.format in _PACKED),
             self._place,
             check=check,
             inline=getattr(handle.container, "inline", None) if pickled else None,

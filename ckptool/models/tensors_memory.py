@@ -21,10 +21,11 @@ from typing import NamedTuple
 import torch  # noqa: TID253 - this room is imported only where torch is asked for
 
 from ckptool.checkpoint import Storage
-from ckptool.errors import CkptError, CrcMismatch, HeaderInvalid, StorageSize, Unsupported
+from ckptool.errors import CkptError, CrcMismatch, HeaderInvalid, StorageSize
 from ckptool.formats import identify
-from ckptool.places import Source, changed, reopen
-from ckptool.plans import Made
+from ckptool.pieces import encoding_of, is_pieced, is_plain, made_from
+from ckptool.places import BytesSource, Source, changed, reopen
+from ckptool.sources import Sources
 from ckptool.spans import Address
 from ckptool.values.storages import CHUNK, decode
 
@@ -45,11 +46,16 @@ Inline = Callable[[Storage], bytes]
 
 
 class Files:
-    """The files of a checkpoint: one that is open already, or several, opened one by one."""
+    """The files of a checkpoint: one that is open already, or several, opened one by one; `packed`
+    says whether they may be .safetensors, each a file of its own.
+    """
 
-    def __init__(self, addresses: Sequence[Address], source: Source | None) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], source: Source | None, packed: bool = True
+    ) -> None:
         self._addresses = addresses
         self._source = source
+        self.packed = packed
         self.sharded = source is None
 
     @contextmanager
@@ -62,6 +68,13 @@ class Files:
         else:
             yield self._source
             self._see(self._source)
+
+    @contextmanager
+    def all(self) -> Iterator[Sources]:
+        """All files, to be read in any order. Raises InputChanged as `opened`."""
+        with Sources(self._addresses, self._source) as files:
+            yield files
+            files.check_unchanged()
 
     def _see(self, source: Source) -> None:
         if not source.unchanged():
@@ -125,10 +138,13 @@ class Memory:
         for job in jobs:
             if not job.storage.pieces:
                 _fill_inline(job, self._inline)
+        with self._files.all() as files:
+            _Joining(files, self._check).fill([job for job in placed if is_pieced(job.storage)])
+        placed = [job for job in placed if not is_pieced(job.storage)]
         placed.sort(key=_position)
         for source_id, group in groupby(placed, key=lambda job: _position(job)[0]):
             with self._files.opened(source_id) as source:
-                if _has_package(source):
+                if self._files.packed and _has_package(source):
                     _fill_by_package(list(group), source, self._files.sharded)
                 else:
                     _Filling(source, self._check).fill(list(group))
@@ -227,7 +243,7 @@ class _Filling:
         """
         job = batch[0]
         size = job.storage.size_bytes
-        if size <= 2 * PART or job.made.device.type != "cpu" or not _is_plain(job.storage):
+        if size <= 2 * PART or job.made.device.type != "cpu" or not is_plain(job.storage):
             return pool.submit(self._several, batch).result
         view = as_bytes(job.made).numpy().data
         parts = [view[at : at + PART] for at in range(0, size, PART)]
@@ -255,7 +271,7 @@ class _Filling:
     def _whole(self, job: _Job) -> None:
         """One storage, block by block."""
         storage, target = job.storage, self._target(job.made)
-        if not _is_plain(storage):
+        if not is_plain(storage):
             at = 0
             for chunk in self._decoded(job):
                 target.block(at, len(chunk))[:] = chunk
@@ -286,19 +302,20 @@ class _Filling:
     def _decoded(self, job: _Job) -> Iterator[bytes]:
         """The blocks of a storage that is deflated, swapped, or spelled as text."""
         storage = job.storage
-        if len(storage.pieces) != 1:
-            raise Unsupported(f"a storage of {len(storage.pieces)} pieces", key=job.label or None)
-        piece = storage.pieces[0]
         unit = storage.dtype.size_bytes // storage.dtype.components
         crc = storage.crc if self._check else None
-        args = (piece.encoding, unit, storage.size_bytes, crc)
-        made = Made(((0, piece.span),), "decode", args, storage.size_bytes, None, job.label)
+        args = (encoding_of(storage, job.label), unit, storage.size_bytes, crc)
+        size, label = storage.size_bytes, job.label
+        made = made_from(storage, "decode", args, size, None, label, self._check)
         try:
-            yield from decode(lambda _, offset, size: self._source.read(offset, size), made)
+            yield from decode(self._read, made)
         except CkptError as error:
             error.path = error.path or self._source.name
             error.hint = _AGAIN if isinstance(error, CrcMismatch) else error.hint
             raise
+
+    def _read(self, source_id: int, offset: int, size: int) -> bytes:
+        return self._source.read(offset, size)
 
     def _target(self, made: torch.UntypedStorage) -> _Straight | _Through:
         if made.device.type == "cpu" and not THROUGH_BUFFER:
@@ -309,13 +326,23 @@ class _Filling:
         return _Through(made, buffer)
 
 
+class _Joining(_Filling):
+    """Storages that lie in several pieces, of several files perhaps: one after another."""
+
+    def __init__(self, files: Sources, check: bool) -> None:
+        super().__init__(BytesSource(b"", ""), check)
+        self._files = files
+
+    def fill(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            self._whole(job)
+
+    def _read(self, source_id: int, offset: int, size: int) -> bytes:
+        return self._files.read(source_id, offset, size)
+
+
 THROUGH_BUFFER = False
 """Tests set this to send storages of a CPU the way of those of a GPU."""
-
-
-def _is_plain(storage: Storage) -> bool:
-    """Whether its bytes lie in the file as they are."""
-    return [piece.encoding for piece in storage.pieces] == ["stored"]
 
 
 def _batches(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:

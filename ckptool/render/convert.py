@@ -52,7 +52,8 @@ def _shrank(before: int, after: int) -> bool:
 def _devices(result: Report) -> list[str]:
     moves = result.get("device_counts") or {}
     if not result.get("has_devices", True):
-        return ["  devices   none: .safetensors records none"]
+        folder = any(str(row["file"]).endswith(".distcp") for row in result["outputs"])
+        return [f"  devices   none: {'DCP' if folder else '.safetensors'} records none"]
     if not moves:
         return ["  devices   unchanged"]
     lines = [f"{count(n, 'storage')} {show(move)}" for move, n in moves.items()]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ckptool.checkpoint import UNTYPED, DType, Storage, Tensor
 from ckptool.errors import LimitExceeded, Unsupported
+from ckptool.pieces import encoding_of, is_plain, made_from
 from ckptool.plans import Made
 from ckptool.values.cast import cast
 from ckptool.values.distance_numbers import Buffer, numbers, resolved, unequal
@@ -88,7 +89,7 @@ def has_numbers(tensor: Tensor) -> bool:
     """Whether the file holds the elements in a way that can be read in order."""
     if tensor.dtype is None or tensor.shape is None or tensor.stride is None:
         return False
-    return not tensor.count or (tensor.storage is not None and len(tensor.storage.pieces) == 1)
+    return not tensor.count or (tensor.storage is not None and bool(tensor.storage.pieces))
 
 
 def same(a: Seen, b: Seen) -> Sameness:
@@ -204,15 +205,14 @@ def coded_of(seen: Seen) -> Coded:
 
 
 def _made(seen: Seen, recipe: str, args: tuple[Any, ...]) -> Made:
-    piece = seen.storage.pieces[0]
-    return Made(((piece.source_id, piece.span),), recipe, args, 0, None, seen.tensor.key)
+    return made_from(seen.storage, recipe, args, label=seen.tensor.key)
 
 
 def _encoding(seen: Seen) -> str:
     """As the piece says; torch swaps the bytes of a typed storage by its type, of an untyped
     one never.
     """
-    encoding, unit = seen.storage.pieces[0].encoding, seen.storage.dtype
+    encoding, unit = encoding_of(seen.storage, seen.tensor.key), seen.storage.dtype
     if "swapped" not in encoding or seen.dtype is unit:
         return encoding
     if unit is UNTYPED:
@@ -269,11 +269,9 @@ def runs(a: Seen, b: Seen) -> tuple[Run, Run] | None:
 
 def _run(seen: Seen) -> Run | None:
     t, storage = seen.tensor, seen.tensor.storage
-    if storage is None or len(storage.pieces) != 1 or axes(t) is None:
+    if storage is None or not is_plain(storage) or axes(t) is None:
         return None
     piece = storage.pieces[0]
-    if piece.encoding != "stored":
-        return None
     return Run(piece.source_id, piece.span.offset + t.offset * seen.dtype.size_bytes)
 
 

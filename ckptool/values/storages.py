@@ -15,6 +15,7 @@ from ckptool.errors import CrcMismatch, StorageSize, Truncated, Unsupported
 from ckptool.plans import Made
 from ckptool.spans import Span
 from ckptool.values.inflate import inflate
+from ckptool.values.laid import Laid, laid_out
 
 Reader = Callable[[int, int, int], bytes]
 
@@ -30,7 +31,8 @@ _FIRST = "convert the file to .pth first, which stores it plainly, and convert t
 class Coded(NamedTuple):
     """One storage as it lies in a source. `way` is stored, deflated or latin1; `component`
     is how many bytes are swapped at a time (1: none); `size` counts decoded bytes; `crc`,
-    where recorded (not None or 0), is that of the decoded bytes before the swap.
+    where recorded (not None or 0), is that of the decoded bytes before the swap. `laid`, where
+    set, are its pieces: then `span` is all of it, counted in itself.
     """
 
     source_id: int
@@ -40,22 +42,38 @@ class Coded(NamedTuple):
     size: int
     crc: int | None
     label: str
+    laid: Laid | None = None
+
+    @property
+    def checked(self) -> bool:
+        """Whether a checksum is to be compared."""
+        return self.crc is not None or (self.laid is not None and any(self.laid.crcs))
+
+    def fetch(self, reader: Reader, offset: int, size: int) -> bytes:
+        """Bytes of the storage as they are stored."""
+        if self.laid is not None:
+            return self.laid.fetch(reader, offset, size)
+        return reader(self.source_id, self.span.offset + offset, size)
 
 
 def coded(made: Made, encoding: str, component: int, size: int, crc: int | None) -> Coded:
     """The storage that a recipe's arguments describe; `encoding` is that of a checkpoint's Piece.
 
-    Raises Unsupported for several pieces or an unknown encoding, StorageSize or Truncated when
-    the piece cannot have `size` bytes.
+    Raises Unsupported for an unknown encoding or several pieces that are not stored plainly,
+    StorageSize or Truncated when the pieces cannot have `size` bytes.
     """
     way = "stored" if encoding == "swapped" else encoding.removesuffix("-swapped")
-    if len(made.pieces) != 1 or way not in _WAYS:
+    several = len(made.pieces) != 1 or bool(made.regions)
+    if way not in _WAYS or (several and way != "stored"):
         text = f"a storage of {len(made.pieces)} pieces in the encoding '{encoding}'"
         raise Unsupported(text, key=made.label or None, hint="report this with the file")
     component = component if encoding.endswith("swapped") else 1
     if component not in (1, 2, 4, 8) or size % component:
         text = f"{size:,} bytes are no whole number of {component}-byte numbers"
         raise StorageSize(text, key=made.label or None, hint="report this with the file")
+    if several:
+        laid = laid_out(made, size)
+        return Coded(0, Span(0, size), way, component, size, crc or None, made.label, laid)
     ((source_id, span),) = made.pieces
     storage = Coded(source_id, span, way, component, size, crc or None, made.label)
     if way == "stored":
@@ -69,14 +87,30 @@ def whole(reader: Reader, storage: Coded) -> Iterator[bytes]:
     Raises CrcMismatch after the last chunk, StorageSize or Truncated when there are more or
     fewer bytes than `storage.size`.
     """
+    _check_pieces(reader, storage)
     total = 0
     for chunk in _WAYS[storage.way](reader, storage):
         if storage.crc is not None:
             total = zlib.crc32(chunk, total)
         yield chunk
     if storage.crc is not None and total != storage.crc:
-        what = f"bytes of '{storage.label}'" if storage.label else "bytes"
-        raise CrcMismatch(f"{what} do not have their recorded checksum", hint=_AGAIN)
+        raise _mismatch(storage)
+
+
+def _check_pieces(reader: Reader, storage: Coded) -> None:
+    """Compare each piece with its own checksum. Raises CrcMismatch."""
+    laid = storage.laid
+    for (source_id, start, size), crc in zip(laid.pieces, laid.crcs, strict=False) if laid else ():
+        total = 0
+        for at in range(0, size if crc else 0, CHUNK):
+            total = zlib.crc32(reader(source_id, start + at, min(CHUNK, size - at)), total)
+        if crc and total != crc:
+            raise _mismatch(storage)
+
+
+def _mismatch(storage: Coded) -> CrcMismatch:
+    what = f"bytes of '{storage.label}'" if storage.label else "bytes"
+    return CrcMismatch(f"{what} do not have their recorded checksum", hint=_AGAIN)
 
 
 def check(reader: Reader, storage: Coded) -> None:
@@ -84,6 +118,8 @@ def check(reader: Reader, storage: Coded) -> None:
     if storage.crc is not None:
         for _ in whole(reader, storage):
             pass
+    else:
+        _check_pieces(reader, storage)
 
 
 def run(reader: Reader, storage: Coded, start: int, size: int, item: int) -> Iterator[bytes]:
@@ -91,7 +127,7 @@ def run(reader: Reader, storage: Coded, start: int, size: int, item: int) -> Ite
 
     The checksum is compared on the way. Raises as `whole`.
     """
-    if storage.way == "stored" and storage.crc is None:
+    if storage.way == "stored" and not storage.checked:
         return _stored(reader, storage, start, start + size)
     return _aligned(_cut(whole(reader, storage), storage, start, start + size), item)
 
@@ -106,8 +142,7 @@ def random_access(
     """
     if storage.way == "stored" and not (storage.crc and storage.size <= _READ_ONCE):
         check(reader, storage)
-        base = storage.span.offset
-        return lambda offset, size: reader(storage.source_id, base + offset, size)
+        return lambda offset, size: storage.fetch(reader, offset, size)
     if end - start > HELD_BYTES:
         text = f"{end - start:,} bytes of a {storage.way} storage that a strided tensor needs"
         raise Unsupported(
@@ -167,9 +202,8 @@ def _aligned(chunks: Iterator[bytes], item: int) -> Iterator[bytes]:
 
 
 def _stored(reader: Reader, storage: Coded, start: int, end: int) -> Iterator[bytes]:
-    base = storage.span.offset
     for offset in range(start, end, CHUNK):
-        yield reader(storage.source_id, base + offset, min(CHUNK, end - offset))
+        yield storage.fetch(reader, offset, min(CHUNK, end - offset))
 
 
 def _stored_whole(reader: Reader, storage: Coded) -> Iterator[bytes]:

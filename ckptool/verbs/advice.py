@@ -14,12 +14,13 @@ from ckptool.commands import convert_command
 from ckptool.errors import CkptError
 from ckptool.formats.judge import CODE, FOREIGN
 from ckptool.rules import UNCOUNTED, Rule, apply
-from ckptool.verbs.naming import default_output, suffixed
+from ckptool.verbs.naming import clean_name, default_output, suffixed
 from ckptool.verbs.numbering import tie_of
 
 Trouble = Callable[[Checkpoint, "Table | None"], Iterator[Note]]
 Wrapped = Mapping[int, "list[tuple[str, int, int]]"]
 """Index of a table -> what `rules.wrappers` says of its keys."""
+_FOLDERS = ("hf-shards", "dcp", "deepspeed-zero", "torch-unpacked")  # no name to write beside
 _KNOWN_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla", "mtia", "meta", "npu", "privateuseone")
 
 
@@ -38,7 +39,7 @@ def can_convert(checkpoint: Checkpoint) -> bool:
     """Whether a note may offer `ckptool convert` for this file."""
     if any(row.verdict == CODE for row in checkpoint.globals):
         return False
-    return "inspect-only" not in checkpoint.traits and checkpoint.format != "hf-shards"
+    return "inspect-only" not in checkpoint.traits and checkpoint.format not in _FOLDERS
 
 
 def _whole(checkpoint: Checkpoint) -> bool:
@@ -76,8 +77,7 @@ def _tensors_alone(checkpoint: Checkpoint) -> str | None:
     """The clean way out of a file that could run code: .safetensors holds tensors alone."""
     if "inspect-only" in checkpoint.traits or checkpoint.weights is None:
         return None
-    stem = suffixed(checkpoint.file, "clean").rpartition(".")[0]
-    return convert_command(checkpoint.file, f"-o {quote(stem + '.safetensors')}")
+    return convert_command(checkpoint.file, f"-o {quote(clean_name(checkpoint.file))}")
 
 
 def _restricted(checkpoint: Checkpoint, shown: Table | None) -> Iterator[Note]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ckptool.checkpoint import Changes, Checkpoint, Note
 from ckptool.errors import CkptError, UsageError
+from ckptool.formats import TITLES
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_folder
@@ -24,10 +25,11 @@ from ckptool.sinks import FileSink, FolderSink, check_different
 from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.deciding import Decision, decide, refuse_kind
+from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.reading import Opened, opened
-from ckptool.verbs.request import SHARD_BYTES, Request, build_request
+from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
 
 if TYPE_CHECKING:
@@ -84,8 +86,8 @@ def _convert(
 
         request, fit_notes = fitted(checkpoint, request)
     target = container_of(checkpoint, request, output)
-    if request.keep_object and target in ("safetensors", _SHARDS):
-        raise UsageError("--keep-object: .safetensors holds tensors, no object")
+    if request.keep_object and target in NO_DEVICES:
+        raise UsageError(f"--keep-object: a {TITLES[target]} holds a state_dict, no object")
     sink = None if request.dry_run else _sink(output, target, request)
     decision = decide(checkpoint, request, target)
     decision = decision._replace(notes=(*fit_notes, *decision.notes))
@@ -94,6 +96,8 @@ def _convert(
     plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     left = left_entries(checkpoint, decision.changes, target)
     plan = _with_extras(plan, checkpoint, request, left)
+    if request.check and sink is not None:
+        check_joined(checkpoint)
     done = _run(checkpoint, plan, made, target, sink, request, limits, progress)
     report = conversion(
         path, output, checkpoint, request, decision, made, target, plan, done, left,
@@ -123,6 +127,8 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
     if request.target == _SHARDS or request.shard_bytes:
         _refuse_file_name(output)
         return _SHARDS
+    if request.target in FOLDERS:
+        _refuse_file_name(output)
     if request.target is not None:
         return request.target
     if output.endswith(("/", os.sep)) or is_folder(output):
@@ -143,14 +149,14 @@ def _refuse_file_name(output: str) -> None:
     suffix = os.path.splitext(output)[1].lower()
     if suffix in _FILE_SUFFIXES and not is_folder(output):
         raise UsageError(
-            f"shards go into a folder, '{suffix}' is a file's name",
-            hint="name a folder with -o, or leave --max-shard-size and --to shards out",
+            f"several files go into a folder, '{suffix}' is a file's name",
+            hint="name a folder with -o, or leave --max-shard-size and --to out",
         )
 
 
 def _sink(output: str, target: str, request: Request) -> FileSink | FolderSink:
     beside = {_EXTRAS: request.extras} if request.extras else None
-    if target == _SHARDS:
+    if target in FOLDERS:
         return FolderSink(output, force=request.force, beside=beside)
     return FileSink(output, force=request.force, beside=beside)
 
@@ -216,7 +222,7 @@ def conversion(
         notes=(*decision.notes, *result_notes(checkpoint, request, decision, made, target, done, output)),
         seconds=seconds, dry_run=request.dry_run,
         rename_summary=rename_words(request, bool(decision.renames)), dtypes=dtypes,
-        size_before=checkpoint.size_bytes, has_devices=target not in ("safetensors", _SHARDS),
+        size_before=checkpoint.size_bytes, has_devices=target not in NO_DEVICES,
     )  # fmt: skip
 
 
@@ -234,7 +240,7 @@ def _planned_outputs(
         file = output
         if row.name == _EXTRAS and request.extras:
             file = request.extras
-        elif target == _SHARDS:
+        elif target in FOLDERS:
             file = os.path.join(output, row.name)
         rows.append((file, row.size_bytes))
     return tuple(rows)

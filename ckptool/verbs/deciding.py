@@ -19,7 +19,7 @@ from ckptool.rules import OF_TENSORS, apply
 from ckptool.values import CASTABLE
 from ckptool.verbs.moving import devices_of
 from ckptool.verbs.naming import suffixed
-from ckptool.verbs.request import Request
+from ckptool.verbs.request import NO_DEVICES, Request
 from ckptool.verbs.tables import path_name, table_at
 
 _CAST_KINDS = ("tensor", "parameter", "subclass", "ndarray", "device-argument")
@@ -45,7 +45,7 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
     renames, drops, notes = _names(checkpoint, named, request, rooted)
     devices: dict[str, str] = {}
     arguments: dict[str, str] = {}
-    if target not in _ONE_TABLE:
+    if target not in NO_DEVICES:
         devices, arguments = devices_of(checkpoint, tables, request)
     if request.mapped and not devices and not arguments:
         tags = ", ".join(f"'{old}'" for old, _ in request.mapped)
@@ -277,13 +277,22 @@ def _refuse_idle(checkpoint: Checkpoint, request: Request, matched: set[str]) ->
 
 
 # -- what can be converted ---------------------------------------------------------------------
+_SCRIPT = ("its code may hold devices of its own", None)
+_NOT_CONVERTED = {
+    "megatron": (
+        "which layers are cut along which side is not in the files",
+        "merge the ranks with Megatron's tools/checkpoint/convert.py, or convert the "
+        "model_optim_rng.pt of one rank",
+    )
+}
+
+
 def refuse_kind(checkpoint: Checkpoint, request: Request) -> None:
     """Raise Unsupported for what is inspect only, UsageError for --keep-object without one."""
     if "inspect-only" in checkpoint.traits:
-        raise Unsupported(
-            f"{checkpoint.format} can be inspected, not converted: its code may hold devices of its own",
-            path=checkpoint.file,
-        )
+        why, hint = _NOT_CONVERTED.get(checkpoint.format, _SCRIPT)
+        text = f"{checkpoint.format} can be inspected, not converted: {why}"
+        raise Unsupported(text, path=checkpoint.file, hint=hint)
     modules = [table for table in checkpoint.tables if table.kind == "module"]
     if not request.keep_object:
         return

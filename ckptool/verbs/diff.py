@@ -25,6 +25,7 @@ from ckptool.verbs.diff_files import SideFiles, side_of
 from ckptool.verbs.diff_report import Compared, Diff
 from ckptool.verbs.diff_ties import changed_ties
 from ckptool.verbs.diff_values import NOTHING, Comparer, Question, Verdict, group, same_layout
+from ckptool.verbs.leaving import JOINED
 from ckptool.verbs.reading import Opened, opened
 
 Progress = Callable[[int, int], None]
@@ -244,7 +245,14 @@ class _Comparison:
         if grads:
             text = f"requires_grad differs on {len(grads):,} tensors ({_some(grads)}); it does not count"
             found.append(Note("requires-grad", text))
-        return (*found, *self._tensors_alone(), *self._renamed_notes())
+        return (*found, *self._joined(), *self._tensors_alone(), *self._renamed_notes())
+
+    def _joined(self) -> Iterator[Note]:
+        """A folder of ranks: its weights are compared alone."""
+        for side, one in zip(self.sides, self.found, strict=True):
+            if one.checkpoint.format in JOINED:
+                text = f"{side.name}: its weights are compared, not what lies beside them"
+                yield Note("weights-alone", text)
 
     def _tensors_alone(self) -> Iterator[Note]:
         """A container of tensors beside one that holds values too: how to leave those out."""

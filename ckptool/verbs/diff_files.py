@@ -12,12 +12,11 @@ from ckptool.checkpoint import Piece, Storage, Tensor
 from ckptool.errors import CkptError
 from ckptool.formats.entries import contents
 from ckptool.limits import Limits
-from ckptool.places import BytesSource, Source, changed, reopen
+from ckptool.places import BytesSource, Source
 from ckptool.sides import Side
+from ckptool.sources import Sources
 from ckptool.spans import Span
 from ckptool.verbs.reading import Opened
-
-_OPEN = 4  # shards that are open at once
 
 
 def side_of(found: Opened, name: str, limits: Limits) -> Side:
@@ -38,9 +37,7 @@ class SideFiles:
     """The bytes of one side; `equal.Files`. Close it at the end."""
 
     def __init__(self, found: Opened) -> None:
-        self._source = found.source
-        self._addresses = found.checkpoint.sources
-        self._open: dict[int, Source] = {}
+        self._files = Sources(found.checkpoint.sources, found.source)
         self._texts: list[Source] = []
         self._spelled: dict[str, Storage] = {}
         container = getattr(found.checkpoint.handle, "container", None)
@@ -77,24 +74,11 @@ class SideFiles:
 
     def check_unchanged(self) -> None:
         """Raise InputChanged when a file is not the one that was opened."""
-        for source in (self._source, *self._open.values()):
-            if source is not None and not source.unchanged():
-                raise changed(source.name)
+        self._files.check_unchanged()
 
     def close(self) -> None:
         """Close what was opened here."""
-        while self._open:
-            self._open.popitem()[1].close()
+        self._files.close()
 
     def _of(self, source_id: int) -> Source:
-        if source_id < 0:
-            return self._texts[-source_id - 1]
-        if self._source is not None:
-            return self._source
-        source = self._open.pop(source_id, None)
-        if source is None:
-            if len(self._open) >= _OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            source = reopen(self._addresses[source_id])
-        self._open[source_id] = source  # the last one used is the last to go
-        return source
+        return self._texts[-source_id - 1] if source_id < 0 else self._files[source_id]

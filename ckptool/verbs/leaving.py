@@ -19,10 +19,14 @@ from ckptool.verbs.request import Request
 from ckptool.verbs.tables import path_name
 
 _ONE_TABLE = ("safetensors", "hf-shards")
+JOINED = ("deepspeed-zero",)
+"""Containers that many files of ranks are joined from: what comes out is the weights alone."""
 
 
 def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[str, ...]:
     """Dotted names of the entries that the output does not have, though nobody dropped them."""
+    if (target == "dcp" and checkpoint.format in _ONE_TABLE) or checkpoint.format in JOINED:
+        return tuple(path_name(extra.path) for extra in checkpoint.extras)
     alone = target in _ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
     if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
         return ()
@@ -107,7 +111,7 @@ def result_notes(
     return tuple(dict.fromkeys(notes))
 
 
-_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place"))
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "dcp-folder", "unpacked"))
 
 
 def _unchanged(
@@ -115,7 +119,7 @@ def _unchanged(
 ) -> list[Note]:
     changes = decision.changes
     moved = changes.devices or changes.device_arguments or changes.renames
-    rebuilt = getattr(made, "housing", None) is not None
+    rebuilt = getattr(made, "housing", None) is not None or target == "dcp"
     if moved or rebuilt or changes.restructures or target != checkpoint.format:
         return []
     where = f"everything is on {request.device} and " if request.device else ""
@@ -132,9 +136,25 @@ def _container(checkpoint: Checkpoint, made: Any, target: str, request: Request)
         name = modules[0].class_name
         of = f" of class {name}" if name else ""
         notes.append(Note("whole-model", f"a whole pickled model{of} comes out as its state_dict"))
+    if target == "dcp":
+        notes += _flattened(checkpoint, made)
     arrays = sum(t.kind == "ndarray" for table in checkpoint.tables for t in table.tensors)
     if arrays:
         notes.append(Note("arrays", f"{arrays:,} numpy arrays come out as tensors"))
+    return notes
+
+
+def _flattened(checkpoint: Checkpoint, made: Any) -> list[Note]:
+    """What torch's flattening has no word for."""
+    notes = []
+    if any(table.metadata for table in checkpoint.tables):
+        text = (
+            "DCP keeps no layer versions (_metadata): torch loads the layers as their first version"
+        )
+        notes.append(Note("dcp-metadata", text))
+    if made.empty_count:
+        text = f"DCP keeps no empty dicts and lists: {made.empty_count:,} are left out"
+        notes.append(Note("dcp-empty", text))
     return notes
 
 
@@ -178,7 +198,7 @@ def _classes(checkpoint: Checkpoint, target: str) -> list[Note]:
     foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
     code = [g.name for g in checkpoint.globals if g.verdict == CODE]
     notes = []
-    if target in _ONE_TABLE or checkpoint.format in _ONE_TABLE:
+    if target in _ONE_TABLE or checkpoint.format in (*_ONE_TABLE, *JOINED):
         if code:
             text = f"left behind, could run code: {', '.join(code[:4])}; the output holds tensors alone"
             notes.append(Note("unsafe-pickle", text))

@@ -11,12 +11,13 @@ import warnings
 from typing import Any
 
 from ckptool.checkpoint import Checkpoint, Table, Tensor
-from ckptool.errors import CkptError, UsageError
+from ckptool.errors import CkptError, Unsupported, UsageError
 from ckptool.formats import identify
 from ckptool.limits import DEFAULT, Limits
 from ckptool.models.tensors import Loader, find_device
 from ckptool.models.tensors_trust import trusted_load
 from ckptool.places import PlaceLike, Source, is_folder, open_source
+from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.reading import opened
 
 _SHOWN = 3
@@ -40,6 +41,9 @@ def load_place(
         if trust and _is_pickled(place, name):
             return trusted_load(name if name is not None else place, where)  # type: ignore[arg-type]
         with opened(place, limits) as found:
+            refuse_ranks(found.checkpoint)
+            if check:
+                check_joined(found.checkpoint)
             stays = staying(found.checkpoint)
             loader = Loader(found.checkpoint, found.source, where, stays=stays, check=check)
             made = loader.nesting()
@@ -49,6 +53,16 @@ def load_place(
         raise
     _tell(found.checkpoint.file, loader.modules)
     return made
+
+
+def refuse_ranks(checkpoint: Checkpoint) -> None:
+    """Raise Unsupported for parts of a model that nobody has put together."""
+    if checkpoint.format == "megatron":
+        raise Unsupported(
+            "each rank of a Megatron checkpoint holds a part of the model: it can be inspected, not loaded",
+            path=checkpoint.file,
+            hint="give the model_optim_rng.pt of one rank, or merge the ranks with Megatron's tools/checkpoint/convert.py",
+        )
 
 
 def tensor_of(

@@ -11,8 +11,9 @@ from typing import Any
 
 from ckptool.checkpoint import UNTYPED, Checkpoint, Storage, Tensor
 from ckptool.errors import CkptError, StorageSize, Unsupported
-from ckptool.places import Source, reopen
-from ckptool.plans import Made
+from ckptool.pieces import encoding_of, made_from
+from ckptool.places import Source
+from ckptool.sources import Sources
 from ckptool.values.storages import coded, run, swapped
 
 _KINDS = frozenset(("tensor", "parameter", "ndarray", "subclass", "conj", "neg", "storage"))
@@ -73,14 +74,9 @@ def _bytes(
             raise StorageSize("its bytes are not in the file")
         yield data[start : start + size]
         return
-    piece = storage.pieces[0]
     unit = storage.dtype.size_bytes // storage.dtype.components
-    made = Made(tuple((p.source_id, p.span) for p in storage.pieces), "", (), 0)
-    stored = coded(made, piece.encoding, unit, storage.size_bytes, storage.crc)
-    opened = source if source is not None else reopen(checkpoint.sources[piece.source_id])
-    try:
-        chunks = run(lambda _, at, count: opened.read(at, count), stored, start, size, item)
+    made = made_from(storage, "", (), label=storage.key, check=True)
+    stored = coded(made, encoding_of(storage), unit, storage.size_bytes, storage.crc)
+    with Sources(checkpoint.sources, source) as files:
+        chunks = run(files.read, stored, start, size, item)
         yield from swapped(chunks, stored.component)
-    finally:
-        if source is None:
-            opened.close()

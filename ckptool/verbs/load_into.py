@@ -25,7 +25,8 @@ from ckptool.places import PlaceLike
 from ckptool.records import first_record
 from ckptool.verbs import load_entries
 from ckptool.verbs.fitting import Asked
-from ckptool.verbs.load import staying
+from ckptool.verbs.joined_sums import check_joined
+from ckptool.verbs.load import refuse_ranks, staying
 from ckptool.verbs.load_choice import AUTO, Choice, Rules, choose, refuse
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.tables import path_name
@@ -173,10 +174,13 @@ class _Run:
     def staged(self, found: Opened) -> _Staged:
         """Check everything, then read everything."""
         options, checkpoint = self.options, found.checkpoint
+        refuse_ranks(checkpoint)
         choice = choose(checkpoint, self.asked, options.rules, options.at)
         refuse(checkpoint, self.asked, choice, options.at,
                strict=options.strict, skip=options.mismatched == "skip")  # fmt: skip
         self._check_meta()
+        if options.check:
+            check_joined(checkpoint)
         beside = self._loader(found, _CPU)
         goes = beside
         if self.on_meta and self.device is not None:

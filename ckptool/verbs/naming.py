@@ -21,6 +21,13 @@ def suffixed(path: str, word: str) -> str:
     return os.path.join(folder, f"{stem}.{word}{suffix}")
 
 
+def clean_name(path: str) -> str:
+    """`net.pth` and the folder `net/` give `net.clean.safetensors`."""
+    word = "clean"
+    named = suffixed(path.rstrip(os.sep), word)
+    return f"{named[: named.rindex(word)]}{word}.safetensors"
+
+
 def default_output(path: str, device: str) -> str:
     """Where --to-cpu and --to-gpu write without -o: `net.cpu.pth`, `net.cuda1.pth`."""
     return suffixed(path, device.replace(":", ""))

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
+from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder, PlaceLike, Source, is_folder
 from ckptool.verbs.opening import open_place
 
 _INDEX = ".index.json"
+_METADATA = ".metadata"
 
 
 class Opened(NamedTuple):
@@ -37,18 +39,30 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
         yield _sharded(os.path.dirname(path) or ".", limits, os.path.basename(path))
         return
     notes: tuple[Note, ...] = ()
+    if path is not None and is_index(path):
+        path = os.path.dirname(path) or "."
     if path is not None and is_folder(path):
-        from ckptool.formats.folders import look
+        from ckptool.formats.folders import look, read_folder
 
         held = look(Folder(path))
         if held.is_index:
-            yield _sharded(path, limits, None)
+            yield Opened(read_folder(Folder(path), limits, held), None)
             return
         place, notes = os.path.join(path, held.name), held.notes
     source, said = open_place(place)
     with source:
-        checkpoint = read(source, limits)
+        try:
+            checkpoint = read(source, limits)
+        except CkptError as error:
+            if source.name.endswith(".distcp"):
+                error.hint = "it is a part of a DCP folder: give the folder"
+            raise
         yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+
+
+def is_index(path: str) -> bool:
+    """Whether this is the `.metadata` of a DCP folder, which stands for the folder."""
+    return os.path.basename(path) == _METADATA and os.path.isfile(path)
 
 
 def _sharded(folder: str, limits: Limits, index: str | None) -> Opened:

@@ -86,8 +86,8 @@ def report(found: Inspection) -> dict[str, Any]:
 
 
 def title_of(checkpoint: Checkpoint) -> str:
-    """The container in words: `PyTorch zip`."""
-    words = TITLES[checkpoint.format]
+    """The container in words: `PyTorch zip`; a folder's reader may know more of it."""
+    words = getattr(checkpoint.handle, "title", None) or TITLES[checkpoint.format]
     return f"{words}, big-endian" if "big-endian" in checkpoint.traits else words
 
 

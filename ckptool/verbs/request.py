@@ -15,7 +15,12 @@ from ckptool.keynames import Rule
 from ckptool.rules import OF_TENSORS
 from ckptool.values import CASTABLE
 
-TARGETS = {"zip": "torch-zip", "legacy": "torch-legacy", "safetensors": "safetensors", "shards": "hf-shards"}  # fmt: skip
+TARGETS = {"zip": "torch-zip", "legacy": "torch-legacy", "safetensors": "safetensors",
+           "shards": "hf-shards", "dcp": "dcp"}  # fmt: skip
+FOLDERS = ("hf-shards", "dcp")
+"""Containers of several files."""
+NO_DEVICES = ("safetensors", "hf-shards", "dcp")
+"""Containers that record no device."""
 TIED = ("alias", "duplicate", "error")
 SHARD_BYTES = 5_000_000_000
 """What transformers takes where no size is given."""

@@ -10,6 +10,7 @@ import os
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike, is_folder
 from ckptool.verbs.opening import open_place
+from ckptool.verbs.reading import is_index
 from ckptool.verbs.verify_file import verify_source
 from ckptool.verbs.verify_report import Verification
 from ckptool.verbs.verify_sums import Progress
@@ -23,6 +24,8 @@ def verify_place(
     checkpoint at all, or cannot be opened.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else ""
+    if path and is_index(path):
+        place = path = os.path.dirname(path) or "."
     if is_folder(place) or path.endswith(".index.json"):
         from ckptool.verbs.verify_shards import verify_folder
 

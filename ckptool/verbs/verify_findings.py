@@ -19,7 +19,7 @@ from ckptool.formats.judge import CODE as COULD_RUN
 from ckptool.limits import Limits
 from ckptool.places import Source
 from ckptool.spans import Span
-from ckptool.verbs.naming import suffixed
+from ckptool.verbs.naming import clean_name, suffixed
 from ckptool.verbs.salvage import WRONG
 from ckptool.verbs.verify_finite import count_nonfinite
 from ckptool.verbs.verify_report import CODE, DAMAGE, NUMBERS, Finding, Numbers
@@ -67,7 +67,9 @@ _SCRIPTS = {
 }
 
 
-def code_findings(source: Source, checkpoint: Checkpoint, limits: Limits) -> Iterator[Finding]:
+def code_findings(
+    source: Source | None, checkpoint: Checkpoint, limits: Limits
+) -> Iterator[Finding]:
     """Everything that loading the file could run."""
     if checkpoint.format in _SCRIPTS:
         yield Finding(checkpoint.format, _SCRIPTS[checkpoint.format], kind=CODE)
@@ -76,7 +78,7 @@ def code_findings(source: Source, checkpoint: Checkpoint, limits: Limits) -> Ite
             detail = f", {row.detail}" if row.detail else ""
             text = f"could run code: {row.name}{detail}"
             yield Finding("unsafe-pickle", text, kind=CODE, member=row.member, offset=row.offset)
-    if checkpoint.format == "torch-export":
+    if checkpoint.format == "torch-export" and source is not None:
         yield from _inner_pickles(source, checkpoint, limits)
 
 
@@ -100,7 +102,7 @@ def _inner_pickles(source: Source, checkpoint: Checkpoint, limits: Limits) -> It
 
 # -- numbers -----------------------------------------------------------------------------------
 def odd_numbers(
-    source: Source, checkpoint: Checkpoint, lost: Mapping[str, str], progress: Progress | None
+    source: Source | None, checkpoint: Checkpoint, lost: Mapping[str, str], progress: Progress | None
 ) -> tuple[Numbers, list[Finding]]:  # fmt: skip
     """NaN and infinities in what is whole."""
     rows, findings, count = [], [], 0
@@ -142,8 +144,7 @@ def mends(checkpoint: Checkpoint, damaged: bool, whole_count: int, code: bool) -
             convert_command(file, options),
         )
     elif code and checkpoint.weights is not None:
-        stem = suffixed(file, "clean").rpartition(".")[0]
-        options = f"-o {quote(stem + '.safetensors')}"
+        options = f"-o {quote(clean_name(file))}"
         yield Note(
             "tensors-alone", "the tensors alone, nothing is run", convert_command(file, options)
         )

@@ -13,8 +13,10 @@ from ckptool.checkpoint import UNTYPED, Checkpoint, Storage, Tensor
 from ckptool.errors import CkptError
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.audit_users import named_tensors
+from ckptool.pieces import encoding_of, made_from
 from ckptool.places import Source
 from ckptool.plans import Made
+from ckptool.sources import Sources
 from ckptool.spans import Span
 from ckptool.values.finite import COUNTABLE, NonFinite, nonfinite
 from ckptool.values.gather import elements
@@ -35,7 +37,7 @@ class Counted(NamedTuple):
 
 
 def count_nonfinite(
-    checkpoint: Checkpoint, source: Source, lost: Collection[str] = (),
+    checkpoint: Checkpoint, source: Source | None, lost: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[Counted]:  # fmt: skip
     """Count each tensor that can hold such numbers, but for those of `lost` storages; one that
@@ -44,11 +46,12 @@ def count_nonfinite(
     rows = list(_countable(checkpoint, lost))
     total = sum(tensor.size_bytes for tensor, _ in rows)
     done = 0
-    for tensor, name in rows:
-        yield _counted(checkpoint, source, tensor, name)
-        done += tensor.size_bytes
-        if progress is not None:
-            progress(done, total)
+    with Sources(checkpoint.sources, source) as files:
+        for tensor, name in rows:
+            yield _counted(checkpoint, files.read, tensor, name)
+            done += tensor.size_bytes
+            if progress is not None:
+                progress(done, total)
 
 
 def _countable(checkpoint: Checkpoint, lost: Collection[str]) -> Iterable[tuple[Tensor, str]]:
@@ -64,11 +67,11 @@ def _countable(checkpoint: Checkpoint, lost: Collection[str]) -> Iterable[tuple[
             yield tensor, name
 
 
-def _counted(checkpoint: Checkpoint, source: Source, tensor: Tensor, name: str) -> Counted:
+def _counted(checkpoint: Checkpoint, read: Reader, tensor: Tensor, name: str) -> Counted:
     assert tensor.storage is not None
     assert tensor.dtype is not None
     try:
-        reader, storage = _coded(checkpoint, source, tensor.storage, tensor, name)
+        reader, storage = _coded(checkpoint, read, tensor.storage, tensor, name)
         dtype = tensor.dtype
         view = _view(tensor)
         if view is None:
@@ -98,7 +101,7 @@ def _view(tensor: Tensor) -> tuple[tuple[int, ...], int] | None:
 
 
 def _coded(
-    checkpoint: Checkpoint, source: Source, storage: Storage, tensor: Tensor, name: str
+    checkpoint: Checkpoint, read: Reader, storage: Storage, tensor: Tensor, name: str
 ) -> tuple[Reader, Coded]:
     """How the bytes of a storage are read. Raises what `coded` raises."""
     inline = _inline(checkpoint)
@@ -106,14 +109,12 @@ def _coded(
         data = inline(storage)
         made = Made(((0, Span(0, len(data))),), "gather", (), storage.size_bytes, None, name)
         return lambda _, at, size: data[at : at + size], coded(made, "stored", 1, len(data), None)
-    piece = storage.pieces[0]
-    encoding, unit = piece.encoding, storage.dtype
+    encoding, unit = encoding_of(storage, name), storage.dtype
     if tensor.dtype is not unit and unit is UNTYPED:  # torch never swaps an untyped storage
         encoding = {"swapped": "stored"}.get(encoding, encoding.removesuffix("-swapped"))
-    made = Made(((piece.source_id, piece.span),), "gather", (), storage.size_bytes, None, name)
+    made = made_from(storage, "gather", (), storage.size_bytes, label=name)
     swap = unit.size_bytes // unit.components
-    found = coded(made, encoding, swap, storage.size_bytes, None)
-    return lambda _, at, size: source.read(at, size), found
+    return read, coded(made, encoding, swap, storage.size_bytes, None)
 
 
 def _inline(checkpoint: Checkpoint) -> Callable[[Storage], bytes] | None:

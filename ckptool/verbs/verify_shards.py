@@ -37,6 +37,10 @@ def verify_folder(
     else:
         folder = Folder(path)
         held = look(folder)
+        if held.layout not in ("", NAME):
+            from ckptool.verbs.verify_joined import verify_joined
+
+            return verify_joined(folder, held, finite, limits, progress)
         name, notes = held.name, held.notes
         if not held.is_index:
             source, said = open_place(os.path.join(path, name))

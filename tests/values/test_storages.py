@@ -104,7 +104,7 @@ def test_what_is_no_storage_is_refused():
         run(place, "decode", ("rot13", 4, 8, None), 8)
     with pytest.raises(StorageSize, match="no whole number of 8-byte numbers"):
         run(Place(b"abcd"), "decode", ("swapped", 8, 4, None), 4)
-    two = Made(((3, Span(0, 4)), (3, Span(4, 4))), "decode", ("stored", 1, 8, None), 8)
+    two = Made(((3, Span(0, 4)), (3, Span(4, 4))), "decode", ("deflated", 1, 8, None), 8)
     with pytest.raises(Unsupported, match="2 pieces"):
         list(RECIPES["decode"](place, two))
 

@@ -1,0 +1,169 @@
+"""A folder of torch.distributed.checkpoint (DCP), FSDP's sharded checkpoints among them.
+
+Knows: how `.metadata` and the items become one checkpoint: a pickle is written of it that torch
+could have saved, and read as any other. Must not know: verbs. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from shlex import quote
+from typing import NamedTuple
+
+from ckptool.checkpoint import Checkpoint, Note
+from ckptool.commands import convert_command
+from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, Truncated
+from ckptool.formats.assemble import PickleHandle, assemble
+from ckptool.formats.dcp_items import Shelf
+from ckptool.formats.dcp_metadata import FILE, Item, Key, Metadata, check_tiling, read_metadata
+from ckptool.formats.judge import CODE
+from ckptool.formats.nested import Nested
+from ckptool.formats.torch_pickle import TensorReader
+from ckptool.limits import DEFAULT, Limits
+from ckptool.pickles.walk import walk
+from ckptool.pickles.write import whole
+from ckptool.places import BytesSource, Folder, Source
+from ckptool.spans import Address
+
+NAME = "dcp"
+TITLE = "DCP folder"
+_AGAIN = "copy the folder again"
+
+
+class Place(NamedTuple):
+    """One item of a file: its key, and which slice of it (0 for an object)."""
+
+    item: Item
+    key: Key
+    at: int
+
+
+def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> Checkpoint:
+    """Read `.metadata` and the directory of every item; no numbers.
+
+    `handle` is a PickleHandle whose container is the `Shelf`. Raises what `read_metadata` raises,
+    SpecialFile for missing files, PathEscape for names that lead out of the folder,
+    HeaderInvalid where items or slices overlap or are missing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()  # nearly all of this is alive until the command ends
+    try:
+        return _read(folder, limits)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(folder: Folder, limits: Limits) -> Checkpoint:
+    with folder.child(FILE) as source:
+        metadata = read_metadata(source, limits)
+        size_bytes, index = source.size, source.address
+    for key in metadata.keys:
+        if key.dtype is not None:
+            check_tiling(key)
+    shelf, addresses = Shelf(limits), []
+    files = _by_file(metadata.keys)
+    if len(files) > limits.shard_count:
+        raise LimitExceeded("shard-count", f"{len(files):,} files", path=folder.path)
+    _check_presence(folder, files)
+    for number, (file, places) in enumerate(files.items()):
+        with folder.child(file) as source:
+            _read_file(source, number, places, shelf)
+            addresses.append(source.address)
+            size_bytes += source.size
+    notes = _notes(folder, metadata, files)
+    addresses.append(index)  # no piece lies in it, but it has to stay what it was
+    return _checkpoint(folder, metadata, shelf, addresses, size_bytes, notes)
+
+
+def _by_file(keys: Iterable[Key]) -> dict[str, list[Place]]:
+    """All items in the order of their files' first mention, those of a file by offset."""
+    found: dict[str, list[Place]] = {}
+    for key in keys:
+        if key.item is not None:
+            found.setdefault(key.item.file, []).append(Place(key.item, key, 0))
+        for at, chunk in enumerate(key.chunks):
+            found.setdefault(chunk.item.file, []).append(Place(chunk.item, key, at))
+    for places in found.values():
+        places.sort(key=lambda place: (place.item.offset, place.item.length))
+    return found
+
+
+def _check_presence(folder: Folder, files: dict[str, list[Place]]) -> None:
+    from ckptool.places import is_plain_name
+
+    there = set(folder.list())
+    missing = [name for name in files if is_plain_name(name) and name not in there]
+    if not missing:
+        return
+    keys = {place.key.name for name in missing for place in files[name]}
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    listed = ", ".join(f"'{name}'" for name in missing[:3])
+    error = SpecialFile(
+        f"{len(missing)} of {len(files)} files are missing: {listed}{more}; "
+        f"{len(keys):,} keys are in them",
+        path=folder.path, hint="copy what is missing into the folder",
+    )  # fmt: skip
+    error.findings = tuple(sorted(keys)[:50])
+    raise error
+
+
+def _read_file(source: Source, number: int, places: list[Place], shelf: Shelf) -> None:
+    end = 0
+    for item, key, at in places:
+        if item.offset + item.length > source.size:
+            raise Truncated(
+                f"an item should end at byte {item.offset + item.length:,}, the file has "
+                f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
+            )  # fmt: skip
+        if item.offset < end and not shelf.is_header(number, item.offset):
+            raise HeaderInvalid("two items overlap", path=source.name, key=key.name,
+                                offset=item.offset, hint=_AGAIN)  # fmt: skip
+        shelf.add(source, number, key, at, item)
+        if not shelf.is_header(number, item.offset):
+            end = item.offset + item.length
+
+
+def _checkpoint(
+    folder: Folder, metadata: Metadata, shelf: Shelf, addresses: list[Address], size_bytes: int,
+    notes: tuple[Note, ...],
+) -> Checkpoint:  # fmt: skip
+    nested = Nested()
+    for key in metadata.keys:
+        made = shelf.objects.pop(key.name) if key.dtype is None else shelf.joined(key)
+        nested.put(key.path, made, key.name)
+    data = whole(nested.expression())
+    walked = walk(data, 0, limits=shelf.limits, member="the state_dict")
+    reader = TensorReader(shelf.resolve, shelf.limits)
+    found = assemble(
+        BytesSource(data, folder.path), NAME, walked, reader, shelf.limits,
+        container=shelf, notes=notes,
+    )  # fmt: skip
+    handle: PickleHandle = found.handle
+    handle.found.call_paths.clear()  # of a pickle that nobody else can look at
+    offer = () if any(row.verdict == CODE for row in shelf.globals) else (_offer(folder.path),)
+    return found._replace(
+        size_bytes=size_bytes, sources=tuple(addresses),
+        globals=(*metadata.globals, *shelf.globals), notes=(*found.notes, *offer),
+    )  # fmt: skip
+
+
+def _offer(path: str) -> Note:
+    """What people look for who have such a folder."""
+    name = path.rstrip("/") or path
+    text = "torch.load opens no folder; the file that torch's dcp_to_torch_save would make, in less memory"
+    return Note("dcp-folder", text, convert_command(path, f"-o {quote(name + '.pth')}"))
+
+
+def _notes(folder: Folder, metadata: Metadata, files: dict[str, list[Place]]) -> tuple[Note, ...]:
+    found = []
+    unnamed = [n for n in folder.list() if n.endswith(".distcp") and n not in files]
+    if unnamed:
+        shown = ", ".join(f"'{name}'" for name in unnamed[:4])
+        text = f"{len(unnamed)} .distcp files that {FILE} does not name: {shown}"
+        found.append(Note("index-extra-files", text))
+    if metadata.unused_count:
+        text = f"{metadata.unused_count:,} items in {FILE} that belong to no key"
+        found.append(Note("dcp-unused-items", text))
+    return tuple(found)

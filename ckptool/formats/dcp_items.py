@@ -1,0 +1,242 @@
+"""The items of a DCP folder: each a whole torch.save zip inside a `.distcp` file (formats 3.9).
+
+Knows: where the bytes of a slice lie in its item, what an object in one says. Must not know:
+`.metadata`'s pickle, verbs. With SerializationFormat.SAFETENSORS the tensors of a file are one
+.safetensors behind its objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptool.checkpoint import UNTYPED, Checkpoint, Global, Piece, Storage, Tensor
+from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
+from ckptool.formats import expressions, safetensors, torch_zip
+from ckptool.formats.audit import Member, Vouched
+from ckptool.formats.dcp_metadata import Chunk, Item, Key
+from ckptool.formats.judge import KNOWN, Judge
+from ckptool.formats.measures import View
+from ckptool.formats.respell import Respeller
+from ckptool.formats.runs import is_contiguous
+from ckptool.formats.torch_pickle import Located
+from ckptool.limits import Limits
+from ckptool.pickles.nodes import Pers
+from ckptool.pickles.splice import text_literal
+from ckptool.pickles.write import integer, persistent, tuple_of
+from ckptool.pieces import ordered
+from ckptool.places import Source
+from ckptool.spans import Span
+from ckptool.ziplayout import DEFLATED
+
+_AGAIN = "copy the folder again"
+_ROOM = 1 << 20  # bytes that an object may take beside eight times those of its own pickle
+
+
+class Shelf:
+    """What was read of the items: storages by their new keys, objects as expressions, verdicts."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.storages: dict[str, Storage] = {}
+        self.slices: dict[tuple[str, int], Tensor] = {}
+        self.objects: dict[str, bytes] = {}
+        self.globals: list[Global] = []
+        self.vouched: list[Vouched] = []
+        self.record_count = 0
+        self._known: set[str] = set()
+        self._headers: dict[tuple[int, int], Checkpoint] = {}
+
+    def resolve(self, key: str, dtype: Any, count: int) -> Located:
+        """Where a storage of the joined pickle lies."""
+        storage = self.storages[key]
+        if storage.size_bytes != count * dtype.size_bytes:
+            raise StorageSize(f"storage '{key}' is declared with two sizes")
+        return storage.pieces, storage.crc
+
+    def is_header(self, number: int, offset: int) -> bool:
+        """Whether a .safetensors begins there, which many items share."""
+        return (number, offset) in self._headers
+
+    def add(self, source: Source, number: int, key: Key, at: int, item: Item) -> None:
+        """Read one item: slice `at` of a tensor, or an object. Raises CkptError, naming the key."""
+        try:
+            if key.dtype is None:
+                self._object(source, number, key, item)
+            else:
+                found = self._tensor(source, number, key, item)
+                self.slices[key.name, at] = _checked(found, key, key.chunks[at])
+        except CkptError as error:
+            error.key = error.key or key.name
+            error.path = source.name
+            raise
+
+    def _tensor(self, source: Source, number: int, key: Key, item: Item) -> Tensor:
+        if source.read(item.offset, min(4, source.size - item.offset)) != b"PK\3\4":
+            return self._of_header(source, number, key, item)
+        walked, reader = self._zip(source, number, key, item)
+        tensor = reader.tensor(walked.root)
+        if tensor is None:
+            raise HeaderInvalid("its item holds no tensor", hint=_AGAIN)
+        return _numbered(tensor, number)
+
+    def _of_header(self, source: Source, number: int, key: Key, item: Item) -> Tensor:
+        """A tensor of the .safetensors that fills the rest of the file."""
+        place = (number, item.offset)
+        if place not in self._headers:
+            rest = source.window(Span(item.offset, source.size - item.offset))
+            self._headers[place] = safetensors.read(rest, self.limits)
+        found = [t for t in self._headers[place].tensors if t.key == key.name]
+        if not found:
+            raise HeaderInvalid("the .safetensors of its file does not hold it", hint=_AGAIN)
+        return _numbered(found[0], number)
+
+    def _zip(self, source: Source, number: int, key: Key, item: Item) -> Any:
+        """The walked pickle of an item and who reads its tensors; its verdicts are kept."""
+        archive = torch_zip.open_archive(source.window(Span(item.offset, item.length)), self.limits)
+        walked, reader, _ = torch_zip.pickled(archive, self.limits)
+        member = f"{item.file}:{key.name}:data.pkl"
+        for row in Judge(walked, member).run():
+            if row.verdict != KNOWN or row.name not in self._known:
+                self.globals.append(row)
+            self._known.add(row.name)
+        for entry in archive.directory.entries:
+            self.record_count += bool(entry.size)
+            if entry.crc and entry.size:
+                span = archive.source.absolute(Span(entry.data_offset, entry.compressed_size))
+                inner = entry.name[len(archive.directory.top) + 1 :]
+                storage = _storage_key(key, inner)
+                row_of = Member(
+                    f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
+                    entry.size, entry.crc, storage,
+                )  # fmt: skip
+                self.vouched.append(Vouched(number, row_of))
+        return walked, reader
+
+    # -- objects -----------------------------------------------------------------------------
+    def _object(self, source: Source, number: int, key: Key, item: Item) -> None:
+        walked, reader = self._zip(source, number, key, item)
+
+        def storage(node: Pers) -> bytes:
+            view = reader.view(node)
+            if type(view) is not View or view.offset:
+                raise Unsupported("an object with an old kind of storage")
+            return self._carried(view.storage, number, f"{key.name}/{view.storage.key}")
+
+        most = _ROOM + 8 * len(walked.data)
+        self.objects[key.name] = Respeller(storage, most).expression(walked.root)
+        reader.finish(walked)
+
+    def _carried(self, storage: Storage, number: int, name: str) -> bytes:
+        """The persistent id of a storage inside an object, under a key of its own."""
+        if name not in self.storages:
+            pieces = tuple([piece._replace(source_id=number) for piece in storage.pieces])
+            self.storages[name] = Storage(
+                name, storage.dtype, storage.count, storage.device, pieces, storage.crc
+            )
+        return storage_id(self.storages[name])
+
+    # -- tensors -----------------------------------------------------------------------------
+    def joined(self, key: Key) -> bytes:
+        """The expression of a tensor; its storage is put together from its slices.
+
+        Raises Unsupported for slices that cannot be.
+        """
+        assert key.dtype is not None
+        slices = [self.slices.pop((key.name, at)) for at in range(len(key.chunks))]
+        stride, offset = _strides(key.shape), 0
+        if len(slices) == 1 and slices[0].storage is not None:
+            tensor = slices[0]
+            storage, stride, offset = _of_one(tensor, key)
+        else:
+            pieces = [
+                _piece(tensor, chunk, key)
+                for tensor, chunk in zip(slices, key.chunks, strict=True)
+                if tensor.count
+            ]
+            storage = _storage(key, ordered(pieces, key.shape), None)
+        self.storages[key.name] = storage
+        return expressions.tensor(
+            storage_id(storage), key.dtype, key.shape, stride, offset,
+            untyped=storage.dtype is UNTYPED,
+        )  # fmt: skip
+
+
+def _storage_key(key: Key, record: str) -> str | None:
+    """The joined pickle's key of the storage that is this record of an item."""
+    if not record.startswith("data/"):
+        return None
+    return key.name if key.dtype is not None else f"{key.name}/{record[5:]}"
+
+
+def storage_id(storage: Storage) -> bytes:
+    """The persistent id of a storage of the joined pickle."""
+    parts = [text_literal("storage"), expressions.storage_class(storage.dtype)]
+    parts += [text_literal(storage.key), text_literal(storage.device), integer(storage.count)]
+    return persistent(tuple_of(parts))
+
+
+def _numbered(tensor: Tensor, number: int) -> Tensor:
+    """The same tensor, its pieces in this file."""
+    from dataclasses import replace
+
+    storage = tensor.storage
+    if storage is None:
+        return tensor
+    pieces = tuple([piece._replace(source_id=number) for piece in storage.pieces])
+    return replace(tensor, storage=replace(storage, pieces=pieces))
+
+
+def _checked(tensor: Tensor, key: Key, chunk: Chunk) -> Tensor:
+    """Raise HeaderInvalid unless it is what `.metadata` says."""
+    shape = tuple([high - low for low, high in chunk.region])
+    if tensor.kind not in ("tensor", "parameter") or tensor.storage is None:
+        raise Unsupported(f"a {tensor.kind} tensor in a distributed checkpoint")
+    if tensor.dtype is not key.dtype or tensor.shape != shape:
+        have = f"{tensor.dtype.name if tensor.dtype else 'nothing'} {list(tensor.shape or ())}"
+        said = f"{key.dtype.name if key.dtype else 'nothing'} {list(shape)}"
+        raise HeaderInvalid(f"its item holds {have}, .metadata says {said}", hint=_AGAIN)
+    return tensor
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    found, step = [], 1
+    for size in reversed(shape):
+        found.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(found))
+
+
+def _storage(key: Key, pieces: tuple[Piece, ...], crc: int | None, size: int = -1) -> Storage:
+    """As torch would tag it: untyped where it has no typed storage."""
+    assert key.dtype is not None
+    count = 1
+    for length in key.shape:
+        count *= length
+    size = count * key.dtype.size_bytes if size < 0 else size
+    dtype = key.dtype if key.dtype.torch_storage else UNTYPED
+    return Storage(key.name, dtype, size // dtype.size_bytes, "cpu", pieces, crc)
+
+
+def _of_one(tensor: Tensor, key: Key) -> tuple[Storage, tuple[int, ...], int]:
+    """A tensor that is one item keeps its storage, with its strides."""
+    held = tensor.storage
+    assert held is not None
+    storage = _storage(key, held.pieces, held.crc, held.size_bytes)
+    return storage, tensor.stride or (), tensor.offset
+
+
+def _piece(tensor: Tensor, chunk: Chunk, key: Key) -> Piece:
+    """Where the numbers of a slice lie."""
+    assert tensor.storage is not None
+    assert tensor.dtype is not None
+    held, item = tensor.storage, tensor.dtype.size_bytes
+    piece = held.pieces[0]
+    if not is_contiguous(tensor) or piece.encoding not in ("stored", "swapped"):
+        raise Unsupported(
+            "a slice that is not stored row by row", key=key.name,
+            hint="load and save it again with torch.distributed.checkpoint",
+        )  # fmt: skip
+    size = tensor.count * item
+    crc = held.crc if size == piece.span.size else None
+    span = Span(piece.span.offset + tensor.offset * item, size)
+    return piece._replace(span=span, region=chunk.region, crc=crc)

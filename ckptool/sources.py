@@ -1,0 +1,82 @@
+"""The files of one checkpoint, the last few of them open: there may be ten thousand.
+
+Knows: addresses, when a file is no longer what it was. Must not know: plans, formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from ckptool.places import Source, changed, reopen
+from ckptool.spans import Address
+
+OPEN = 16
+"""Files open at a time: a tensor in many shards is put together from all of them."""
+
+
+class Sources:
+    """Reads by number of the file; the file that is `source`, where given, is open already and
+    stays so.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        source: Source | None = None,
+        opener: Callable[[Address], Source] = reopen,
+    ) -> None:
+        self._addresses = addresses
+        self._source = source
+        self._opener = opener
+        self._open: dict[int, Source] = {}  # the last one used at the end
+
+    def __getitem__(self, source_id: int) -> Source:
+        """The open file. Raises as `places.reopen`, InputChanged."""
+        if self._source is not None:
+            return self._source
+        source = self._open.pop(source_id, None)
+        if source is None:
+            if len(self._open) >= OPEN:
+                self.leave(next(iter(self._open)))
+            source = self._opener(self._addresses[source_id])
+        self._open[source_id] = source
+        return source
+
+    def read(self, source_id: int, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes. Raises as `places.Source`, InputChanged."""
+        return self[source_id].read(offset, size)
+
+    def read_into(self, source_id: int, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer`. Raises as `read`."""
+        self[source_id].read_into(offset, buffer)
+
+    def leave(self, source_id: int) -> None:
+        """Close one. Raises InputChanged when it is not what it was."""
+        source = self._open[source_id]
+        if not source.unchanged():
+            raise changed(source.name)
+        del self._open[source_id]
+        source.close()
+
+    def check_unchanged(self) -> None:
+        """Raise InputChanged when an open file is not what it was."""
+        for source in (self._source, *self._open.values()):
+            if source is not None and not source.unchanged():
+                raise changed(source.name)
+
+    def close(self) -> None:
+        """Close what was opened here, as it is."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

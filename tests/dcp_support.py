@@ -1,0 +1,96 @@
+"""DCP folders for tests: saved by torch, or a committed one with another `.metadata`."""
+
+import os
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+FOLDERS = Path(__file__).parent / "fixtures" / "dcp"
+MIXED, FSDP = FOLDERS / "mixed", FOLDERS / "fsdp"
+SLICED = "grid.weight"
+
+
+def saved(folder, state, **writer):
+    """`state`, saved by one process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = dcp.FileSystemWriter(folder, **writer)
+        dcp.save(state, storage_writer=made, no_dist=True)
+    return folder
+
+
+def oracle(folder, tmp_path):
+    """What torch makes of the folder: `dcp_to_torch_save`, loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(str(folder), tmp_path / "oracle.pth")
+    return torch.load(tmp_path / "oracle.pth", weights_only=False)
+
+
+def leaves(value, path=()):
+    """{path: value} of nested dicts and lists; numbers as keys of dicts are texts, as in DCP."""
+    if isinstance(value, dict):
+        rows = [(str(key), inner) for key, inner in value.items()]
+    elif isinstance(value, list):
+        rows = list(enumerate(value))
+    else:
+        return {path: value}
+    found = {}
+    for key, inner in rows:
+        found |= leaves(inner, (*path, key))
+    return found
+
+
+def raw(tensor):
+    """The bytes of its elements, row by row."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(found, wanted):
+    """Both hold the same places in the same order, each value to the byte."""
+    found, wanted = leaves(found), leaves(wanted)
+    assert list(found) == list(wanted)
+    for path, value in wanted.items():
+        other = found[path]
+        if isinstance(value, torch.Tensor):
+            assert (other.dtype, other.shape) == (value.dtype, value.shape), path
+            assert raw(other) == raw(value), path
+        else:
+            assert type(other) is type(value), path
+            assert other == value, path
+
+
+def metadata_of(folder):
+    return pickle.loads((folder / ".metadata").read_bytes())
+
+
+def spoiled(tmp_path, change, source=MIXED):
+    """A copy of a committed folder with its metadata changed: `change(metadata)`, which may
+    return another object to be pickled.
+    """
+    folder = tmp_path / "spoiled"
+    shutil.copytree(source, folder)
+    metadata = metadata_of(folder)
+    metadata = change(metadata) or metadata
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def item_of(metadata, key, number=0):
+    """The place of an item of a key."""
+    return [info for at, info in metadata.storage_data.items() if at.fqn == key][number]
+
+
+class Runs:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path):
+        self.path = os.fspath(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
