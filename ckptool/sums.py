@@ -49,6 +49,40 @@ class Sum:
             raise CrcMismatch(text, path=self._path, hint=_AGAIN)
 
 
+def crc_of_both(first: int, second: int, size: int) -> int:
+    """The CRC-32 of two runs of bytes one after the other, from those of each; `size` is that of
+    the second. As zlib's crc32_combine: the first is moved on by 8 * `size` zero bits, a product
+    of polynomials.
+    """
+    power, at = 1 << 31, 3  # x ** 0, and x ** (2 ** at) for each bit of `size`
+    while size:
+        if size & 1:
+            power = _product(_squares(at), power)
+        size >>= 1
+        at += 1
+    return _product(power, first) ^ second
+
+
+_POLYNOMIAL = 0xEDB88320  # CRC-32, its bits from x ** 0 at the left
+_SQUARES = [1 << 30]  # x ** (2 ** n)
+
+
+def _squares(number: int) -> int:
+    while len(_SQUARES) <= number:
+        _SQUARES.append(_product(_SQUARES[-1], _SQUARES[-1]))
+    return _SQUARES[number]
+
+
+def _product(a: int, b: int) -> int:
+    """The product modulo the polynomial."""
+    result = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            result ^= b
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return result
+
+
 _Job = Callable[[memoryview], None]
 
 

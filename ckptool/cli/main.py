@@ -65,8 +65,9 @@ def main(args: list[str]) -> int:
         return _fail(error, args)
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        sys.stderr.write("ckptool: interrupted; nothing is left behind\n")
+    except (click.Abort, KeyboardInterrupt) as error:
+        told = (error.__cause__ or error.__context__ or error).args  # click's Abort says nothing
+        sys.stderr.write(f"ckptool: {told[0] if told else 'interrupted; nothing is left behind'}\n")
         return INTERRUPTED
     except click.ClickException as error:
         return _misused(error, args)
