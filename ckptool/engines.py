@@ -149,7 +149,7 @@ def write_by(
     fsync: bool = True,
     verify: Callable[[Source], object] | None = None,
     progress: Callable[[int], object] | None = None,
-    step: int = STEP,
+    step: int | None = None,
 ) -> Written:
     """As `writing.write`, by tasks that an engine runs: the same bytes.
 
@@ -159,7 +159,7 @@ def write_by(
     """
     targets = sink.targets([output.name for output in plan.outputs])
     check_none_is_source(targets, plan.sources)
-    step = step_for(sum(output.size_bytes for output in plan.outputs), step)
+    step = step_for(sum(output.size_bytes for output in plan.outputs), step or STEP)
     run = _Run(plan, targets, step, check=check, fsync=fsync, far=engine is not None)
     try:
         run.begin(resume)
