@@ -69,13 +69,22 @@ def full_disk(task):
     return engines.run_task(task)
 
 
-def dying(task):
-    """A worker that is killed in the middle of the third task, the first time that runs."""
+def dying(task, number=2):
+    """A worker that is killed in the middle of one task, the first time that runs."""
     mark = Path(task.path).parent / "died"
-    if task.number == 2 and not mark.exists():
+    if task.number == number and not mark.exists():
         mark.write_text(str(os.getpid()))
         with open(task.path, "r+b") as file:  # half of it is written, and wrong
             file.seek(task.start)
             file.write(b"\xff" * (task.size // 2))
         os.kill(os.getpid(), 9)
     return engines.run_task(task)
+
+
+def signed(task):
+    """A worker that leaves its address, and is killed once (see `dying`)."""
+    from distributed import get_worker
+
+    mark = Path(task.path).parent / ("by-" + get_worker().address.split("//")[1].split(":")[0])
+    mark.touch()
+    return dying(task, 6)
