@@ -94,7 +94,6 @@ class _Tally:
     def reports(self) -> Iterator[dict[str, Any]]:
         from ckptool.render.many import verdict_of
 
-        gc.freeze()  # what is there now stays: only what files leave is looked at
         for number, (found, error) in enumerate(self._seen, 1):
             if error is not None and self._debug:
                 trace(error)
@@ -102,8 +101,9 @@ class _Tally:
             word = verdict_of(found.report)
             self.verdicts[word] = self.verdicts.get(word, 0) + 1
             yield found.report
-            if not number % _TIDY:
+            if number == 1 or not number % _TIDY:
                 gc.collect()
+                gc.freeze()  # what is there now stays: next time only what files leave is looked at
 
 
 # -- the ways to print -------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class _Watch:
         self._cores = cores
         self._wall = self._computed = 0.0
         self._count = 0
+        self._slept = _sleeps()
 
     def timed(self, function: Callable[[Item], Result], item: Item) -> Result:
         wall, computed = perf_counter(), thread_time()
@@ -66,10 +67,23 @@ class _Watch:
         """How many threads would help; judged anew after each trial."""
         if self._wall < _TRIAL:
             return 1
-        waited = self._wall > 3 * self._computed
+        before, self._slept = self._slept, _sleeps()
+        slept = self._slept is None or before is None or self._slept - before >= self._count
+        waited = slept and self._wall > 3 * self._computed
         large = self._wall > _LARGE * self._count
         self._wall, self._computed, self._count = 0.0, 0.0, 0
         return self._hands if waited else min(self._cores, self._hands) if large else 1
+
+
+def _sleeps() -> int | None:
+    """How often this thread has waited for something; None where the system does not count.
+    On a busy machine a thread loses time too, but not by waiting.
+    """
+    try:
+        from resource import RUSAGE_THREAD, getrusage
+    except ImportError:
+        return None
+    return getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 def _at_once(
