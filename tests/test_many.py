@@ -1,5 +1,6 @@
 """Many files in one run: which are taken, in which order, what is said of each and of all."""
 
+import contextlib
 import io
 import json
 import os
@@ -293,14 +294,14 @@ def test_a_model_is_asked_of_each(tree, capsys):
 def test_a_bug_in_one_file_does_not_hide_the_others(tree, capsys, monkeypatch):
     from ckptool.cli import inspect
 
-    real = inspect.inspect_place
+    real = inspect.summarise_place
 
     def broken(file, *args, **words):
         if file.endswith("evil.pth"):
             raise ZeroDivisionError("oh")
         return real(file, *args, **words)
 
-    monkeypatch.setattr(inspect, "inspect_place", broken)
+    monkeypatch.setattr(inspect, "summarise_place", broken)
     done = run(capsys, "inspect", "-r", "runs")
     assert done.status == many.BUG
     assert "a bug in ckptool: ZeroDivisionError: oh" in done.out
@@ -313,6 +314,25 @@ def test_hostile_names_do_not_reach_the_terminal(tree, capsys):
         out = run(capsys, "inspect", "-r", "runs", "--format", style).out
         assert "\x1b" not in out
         assert "[31m" in out
+
+
+def test_a_name_that_could_run_code_is_found_behind_a_thousand_others(tree, capsys, monkeypatch):
+    from ckptool.checkpoint import Global
+    from ckptool.verbs import inspect
+
+    real = inspect.opened
+
+    @contextlib.contextmanager
+    def many_names(place, limits):
+        with real(place, limits) as found:
+            names = [Global(f"a.b{i}", "known", i, "data.pkl", "") for i in range(1500)]
+            rows = (*names, Global("os.system", "code", 9, "data.pkl", ""))
+            yield found._replace(checkpoint=found.checkpoint._replace(globals=rows))
+
+    monkeypatch.setattr(inspect, "opened", many_names)
+    for style in ("table", "jsonl"):
+        done = run(capsys, "inspect", "runs/*.PTH", "--format", style)
+        assert (done.status, done.err) == (1, "1 file: 0 ok, 1 could run code, 0 refused\n")
 
 
 # -- a real program ----------------------------------------------------------------------------

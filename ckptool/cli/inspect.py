@@ -16,7 +16,7 @@ from ckptool.cli.options import Command, model_arguments, options
 from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
 from ckptool.cli.progress import Bar
 from ckptool.errors import CkptError, UsageError
-from ckptool.verbs.inspect import Selection, inspect_place
+from ckptool.verbs.inspect import Selection, inspect_place, summarise_place
 from ckptool.verbs.report import Inspection
 
 if TYPE_CHECKING:
@@ -109,9 +109,12 @@ def _look_at_many(
         raise UsageError("a row a file does not show numbers", hint="take --format jsonl")
 
     def look(file: str) -> Seen:
+        if asked is None and style not in ("json", "jsonl"):  # a row needs no more
+            found = summarise_place(file, flags["at"])
+            return Seen(int(found["could_run_code"]), found)
         wish = _wish(flags, None)
-        found = inspect_place(file, selection, asked=asked, wish=wish)
-        return Seen(_status(found), found.to_dict())
+        whole = inspect_place(file, selection, asked=asked, wish=wish)
+        return Seen(_status(whole), whole.to_dict())
 
     return look_at_many(files, flags, style, look)
 

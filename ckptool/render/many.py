@@ -33,7 +33,7 @@ def verdict_of(report: Report) -> str:
         kinds = {row["kind"] for row in report["findings"]}
         named = ((DAMAGED, "damage"), (CODE, "code"), (ODD, "numbers"))
         return next((word for word, kind in named if kind in kinds), OK)
-    if any(row["verdict"] == "code" for row in report["globals"]):
+    if report["could_run_code"]:
         return CODE
     return OK if report.get("match") is None or report["match"]["fits"] else UNFIT
 
