@@ -239,6 +239,9 @@ def convert(
     force: bool = False,
     dry_run: bool = False,
     rules: Sequence[Sequence[str]] | None = None,
+    jobs: int = 1,
+    engine: Any = None,
+    resume: bool = False,
     progress: Callable[[int, int], None] | None = None,
     limits: Limits = DEFAULT,
 ) -> Conversion:
@@ -251,6 +254,9 @@ def convert(
     unwrap_at, strip_prefix, rename, rename_keys, only, drop, add_prefix, add_module_at,
     add_module; `rules` gives them in an order of its own instead:
     [("drop", "fc.*"), ("rename", "^net", "model")].
+    `jobs` threads write at one time, or the workers of `engine`: any concurrent.futures.Executor
+    (one of processes, mpi4py's, Dask's), or "dask=tcp://HOST:PORT"; `resume` goes on from a run that
+    was killed, and keeps what is done of one that fails.
     Without `output`, to_cpu writes `net.cpu.pth` and to_gpu=1 `net.cuda1.pth` beside the input.
     Raises CkptError; then nothing was written.
     """
@@ -281,7 +287,7 @@ def convert(
         keep_dtype=_words(keep_dtype), to=to, max_shard_size=max_shard_size,
         extras=None if extras is None else os.fspath(extras), tied=tied, keep_object=keep_object,
         in_place=in_place, fit=fit, model_arguments=tuple((model_args or {}).items()),
-        partial=partial, salvage=salvage,
+        partial=partial, salvage=salvage, jobs=jobs, engine=engine, resume=resume,
     )  # fmt: skip
     target = None if output is None else os.fspath(output)
     if in_place:

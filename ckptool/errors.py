@@ -41,6 +41,10 @@ class CkptError(Exception):
         if slug is not None:
             self.slug = slug
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It crosses from one process to another whole, whatever its constructor takes."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
     def where(self) -> dict[str, Any]:
         """The known parts of the place, for JSON."""
         parts = {"key": self.key, "member": self.member, "offset": self.offset}
@@ -64,6 +68,13 @@ class CkptError(Exception):
         place = self.place()
         line = f"{self.text} ({place})" if place else self.text
         return escape(f"{self.path}: {line}" if self.path else line)
+
+
+def _rebuilt(kind: type[CkptError], args: tuple[Any, ...], state: dict[str, Any]) -> CkptError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class NotACheckpoint(CkptError):
@@ -202,6 +213,12 @@ class OutputError(CkptError):
     """The output was not written; what stood there before is untouched."""
 
     slug = "output-error"
+
+
+class EngineError(CkptError):
+    """What runs the parts of a conversion elsewhere cannot be reached, or gave up."""
+
+    slug = "engine"
 
 
 class UsageError(CkptError):

@@ -60,7 +60,11 @@ def journal_path(path: str) -> str:
     with contextlib.suppress(OSError):  # the current folder was removed: no link is followed
         real = os.path.realpath(path)
     folder, name = os.path.split(real)
-    return os.path.join(folder, f".{name}.ckptool-journal")
+    return os.path.join(folder, _name(name))
+
+
+def _name(name: str) -> str:
+    return f".{name}.ckptool-journal"
 
 
 def facts(source: Source, length: int) -> Facts:
@@ -75,7 +79,11 @@ def pending(source: Source) -> Pending | None:
 
     One failed open where there is none. Raises CkptError when the device fails.
     """
-    path = journal_path(source.address.uri)
+    uri = source.address.uri
+    folder, name = os.path.split(uri)  # its links need not be resolved to look beside it
+    path = (
+        journal_path(uri) if os.path.islink(uri) else os.path.join(folder or os.curdir, _name(name))
+    )
     try:
         data = _read(path)
     except OSError as error:

@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 
 from ckptool.errors import OutputError
 from ckptool.interrupts import held
-from ckptool.places import describe
+from ckptool.places import describe, is_plain_name
 
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _TEMP_FLAGS |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_AGAIN_FLAGS = os.O_RDWR | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOFOLLOW")
+)
 _NAME_A_FILE = "give the name of a file"
 _LONGEST_STEM = 200  # bytes of the name kept in a temp name; names end at 255
 
@@ -152,11 +155,14 @@ class Target:
             text = f"{needed:,} bytes are needed, {free:,} are free on the disk"
             raise refusal(self.path, "space", text, _SPACE[1])
 
-    def open(self) -> int:
-        """Create the temp file, with the mode and owner of the file it will replace."""
+    def open(self, first: int = 0) -> int:
+        """Create the temp file, with the mode and owner of the file it will replace. `first` is
+        the number in its name to begin with: a random one where another machine must not have a
+        file of that name by chance.
+        """
         if self.new:
             self.new.make()
-        for number in range(1000):
+        for number in range(first, first + 1000):
             suffix = f"-{number}" if number else ""
             temp = os.path.join(self.folder, f"{self.stem()}{os.getpid()}{suffix}.tmp")
             with contextlib.suppress(FileExistsError), held():
@@ -168,6 +174,42 @@ class Target:
         if self.old is not None:
             _take_over(self.fd, self.temp, self.old)
         return self.fd
+
+    def reopen(self) -> int:
+        """Open the temp file again, after it was closed."""
+        self.fd = os.open(self.temp, _AGAIN_FLAGS)
+        return self.fd
+
+    def adopt(self, name: str, inode: int, size: int) -> bool:
+        """Take the temp file of an interrupted run, where it lies there as it was; it is closed.
+
+        Nothing is adopted that is no regular file with this inode and size and one name.
+        """
+        if not name.startswith(self.stem()) or not name.endswith(".tmp") or not is_plain_name(name):
+            return False
+        temp = os.path.join(self.folder, name)
+        try:
+            fd = os.open(temp, _AGAIN_FLAGS)
+        except OSError:
+            return False
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or (info.st_ino, info.st_size, info.st_nlink) != (
+                inode,
+                size,
+                1,
+            ):
+                return False
+            if self.old is not None:
+                _take_over(fd, temp, self.old)
+        finally:
+            os.close(fd)
+        self.temp = temp
+        return True
+
+    def leave(self) -> None:
+        """Let the temp file stay when this target is discarded."""
+        self.temp = ""
 
     def close(self, *, fsync: bool) -> None:
         """Close the temp file; with `fsync`, once the disk has it."""

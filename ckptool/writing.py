@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptool.errors import CkptError, StorageSize
@@ -100,7 +100,7 @@ def write(
                 _write_output(run, output, target, fsync)
             run.sources.finish()
         for target in targets if verify else ():
-            _verify(target, verify)
+            verify_target(target, verify)
         with held("all was written before"):  # no loader meets old and new shards together
             for target in targets:
                 path = target.path
@@ -111,7 +111,7 @@ def write(
         for target in targets:
             target.discard()
         run.sources.close()
-    findings += _sync_folders(targets) if fsync else []
+    findings += sync_folders(targets) if fsync else []
     written = tuple((t.path, o.size_bytes) for t, o in zip(targets, plan.outputs, strict=True))
     return Written(written, run.checked, tuple(findings), tuple(run.results))
 
@@ -128,14 +128,15 @@ def _write_output(run: _Run, output: Output, target: Target, fsync: bool) -> Non
     target.close(fsync=fsync)
 
 
-def _verify(target: Target, verify: Callable[[Source], object] | None) -> None:
+def verify_target(target: Target, verify: Callable[[Source], object] | None) -> None:
+    """Show the finished temp file to `verify`, under the name of its target."""
     with open_source(target.temp) as source:
         source.name = target.path
         if verify:
             verify(source)
 
 
-def _sync_folders(targets: Sequence[Target]) -> list[str]:
+def sync_folders(targets: Sequence[Target]) -> list[str]:
     """The files are in place by now: a failure here is told, not raised."""
     try:
         for folder in sorted({folder for target in targets for folder in target.folders()}):
@@ -265,9 +266,12 @@ class _Run:
         self._done = 0
         self._reported = 0
 
-    def parts(self, parts: Sequence[Part], out: _Out) -> None:
-        """Run the parts in order; keep the checksums that later ones ask for."""
+    def parts(self, parts: Sequence[Part], out: _Out, wanted: Iterable[int] = ()) -> dict[int, Sum]:
+        """Run the parts in order. Gives the checksums that later parts need or that are `wanted`,
+        by the number of their part: right once the checker has settled.
+        """
         needed = {index for part in parts if isinstance(part, Late) for index in part.needs}
+        needed.update(wanted)
         sums: dict[int, Sum] = {}
         for index, part in enumerate(parts):
             total = self._sum_for(part, index in needed)
@@ -282,6 +286,7 @@ class _Run:
             else:
                 self.checker.settle()
                 self._put(_filled(part, sums), total, out)
+        return sums
 
     def report(self, *, end: bool = False) -> None:
         if self._progress and (end or self._done - self._reported >= _CHUNK):

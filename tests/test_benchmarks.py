@@ -53,6 +53,13 @@ ROWS = {
         "times torch's own sums without its import, at most 1",
         "MB, at most 150: reached",
     ),
+    "many": (
+        "ckptool inspect -r --format jsonl",
+        "torch.load of each, one process",
+        "safe_open of each, one process",
+        "s for 50 files, at most 2",
+    ),
+    "jobs": ("| --jobs 2 |", "| --resume |", "cast to float8_e4m3fn, shards"),
     "walk": ("ckptool.pickles.walk", "pickletools.genops"),
 }
 

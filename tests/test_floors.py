@@ -11,16 +11,16 @@ ROOT = Path(__file__).parent.parent / "ckptool"
 
 # floor -> its rooms, a room being the modules (or packages) that may import each other
 HOUSE: dict[int, list[set[str]]] = {
-    0: [{"errors", "escapes"}, {"limits"}, {"spans", "plans"}, {"commands"}],
+    0: [{"errors", "escapes"}, {"limits"}, {"spans", "plans"}, {"commands"}, {"crcs"}, {"interrupts"}],
     1: [{"places"}, {"pickles"}],
     2: [
-        {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan", "crcs"},
-        {"writing", "sources", "sinks", "targets", "sums", "inplace", "journals"},
+        {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
+        {"writing", "sources", "sinks", "targets", "sums", "ranges", "taskbook", "inplace", "journals"},
         {"checkpoint", "records", "pieces"},
         {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
     3: [{"formats"}, {"values"}, {"compare", "differences", "sides", "alignment", "causes"}],
-    4: [{"models"}],
+    4: [{"models"}, {"engines"}],
     5: [{"verbs"}, {"render"}],
     6: [{"api", "api_verify", "api_compare", "api_load", "api_stats", "api_tensors", "api_into"}],
     7: [{"cli", "__main__"}],
@@ -35,6 +35,8 @@ MAY_OPEN = {
     "places",
     "writing",
     "targets",
+    "ranges",
+    "taskbook",
     "inplace",
     "journals",
     "verbs",

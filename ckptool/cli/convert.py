@@ -38,7 +38,8 @@ _FLAGS = ("to_cpu", "to_gpu", "map_location",
           "strip_prefix", "add_prefix", "rename", "rename_file", "at_many", "fit", "model_arg", "partial",
           "select", "only_tensors", "drop_tensors", "drop_entry", "compact", "dtype", "keep_dtype",
           "output", "to", "max_shard_size", "extras", "tied", "keep_object", "in_place", "undo",
-          "force", "dry_run", "recover", "salvage", "keep_unknown", "no_check", "no_fsync")  # fmt: skip
+          "force", "dry_run", "recover", "salvage", "keep_unknown", "no_check", "no_fsync",
+          "jobs", "engine", "resume")  # fmt: skip
 
 
 @click.command(
@@ -73,7 +74,8 @@ def command(ctx: click.Context, /, file: str, **flags: Any) -> None:
         max_shard_size=flags["max_shard_size"], extras=flags["extras"], tied=flags["tied"],
         keep_object=flags["keep_object"], in_place=flags["in_place"], fit=flags["fit"],
         partial=flags["partial"], model_arguments=model_arguments(flags["model_arg"]),
-        salvage=flags["salvage"],
+        salvage=flags["salvage"], jobs=flags["jobs"], engine=flags["engine"],
+        resume=flags["resume"],
     )  # fmt: skip
     if request.in_place:
         from ckptool.verbs.appending import convert_in_place

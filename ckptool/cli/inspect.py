@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckptool.cli.many import Seen, are_many, look_at_many
 from ckptool.cli.options import Command, model_arguments, options
 from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
 from ckptool.cli.progress import Bar
 from ckptool.errors import CkptError, UsageError
-from ckptool.verbs.inspect import Selection, inspect_place
+from ckptool.verbs.inspect import Selection, inspect_place, summarise_place
 from ckptool.verbs.report import Inspection
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ _TEXT = ("table", "tree")  # these print their notes themselves
         "ckptool inspect net.pth --model net.py:ResNet --model-arg num_classes=10",
         "ckptool inspect net.pth --stats --only 'fc.*'",
         "ckptool inspect a.pth b.safetensors --json",
+        "ckptool inspect -r checkpoints --format jsonl",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path())
+@click.argument("files", nargs=-1, metavar="FILE…", type=click.Path())
 @options(
     "model",
     "model_arg",
@@ -51,6 +53,8 @@ _TEXT = ("table", "tree")  # these print their notes themselves
     "hash",
     "format",
     "keys",
+    "recursive",
+    "files_from",
 )
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None:
@@ -65,6 +69,8 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
         raise UsageError("--keys contradicts --format")
     _refuse_unshown(flags, style)
     asked = _asked(flags)
+    if are_many(files, flags):
+        ctx.exit(_look_at_many(files, flags, style, selection, asked))
     status, reports = 0, []
     for i, file in enumerate(files):
         try:
@@ -80,8 +86,7 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
             elif flags["debug"]:
                 trace(error)
             continue
-        unfit = found.fit is not None and not found.fit.fits
-        status = max(status, int(found.could_run_code or unfit))
+        status = max(status, _status(found))
         reports.append(found.to_dict())
         if style not in ("json", "jsonl"):
             if i and style in _TEXT:
@@ -92,6 +97,33 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
     ctx.exit(status)
 
 
+def _look_at_many(
+    files: tuple[str, ...], flags: dict[str, Any], style: str, selection: Selection,
+    asked: Asked | None,
+) -> int:  # fmt: skip
+    """One row a file. Raises UsageError for what one row does not show."""
+    if flags["keys"] or flags["index"]:
+        raise UsageError("--keys and --index show one file", hint="leave out -r and --files-from")
+    measured = flags["stats"] or flags["hash"]
+    if measured and style not in ("json", "jsonl"):
+        raise UsageError("a row a file does not show numbers", hint="take --format jsonl")
+
+    def look(file: str) -> Seen:
+        if asked is None and style not in ("json", "jsonl"):  # a row needs no more
+            found = summarise_place(file, flags["at"])
+            return Seen(int(found["could_run_code"]), found)
+        wish = _wish(flags, None)
+        whole = inspect_place(file, selection, asked=asked, wish=wish)
+        return Seen(_status(whole), whole.to_dict())
+
+    return look_at_many(files, flags, style, look)
+
+
+def _status(found: Inspection) -> int:
+    unfit = found.fit is not None and not found.fit.fits
+    return int(found.could_run_code or unfit)
+
+
 def _refuse_unshown(flags: dict[str, Any], style: str) -> None:
     """What is read would not be shown. Raises UsageError."""
     for name in ("stats", "hash"):
@@ -100,13 +132,13 @@ def _refuse_unshown(flags: dict[str, Any], style: str) -> None:
             raise UsageError(f"{other} does not show what --{name} reads", hint="leave one out")
 
 
-def _wish(flags: dict[str, Any], bar: Bar) -> Wish | None:
+def _wish(flags: dict[str, Any], bar: Bar | None) -> Wish | None:
     """What to tell of the numbers; None where nothing is asked of them."""
     if not (flags["stats"] or flags["hash"]):
         return None
     from ckptool.verbs.stats_plan import Wish
 
-    return Wish(flags["stats"], flags["hash"], None if flags["quiet"] else bar.show)
+    return Wish(flags["stats"], flags["hash"], None if flags["quiet"] or bar is None else bar.show)
 
 
 def _asked(flags: dict[str, Any]) -> Asked | None:

@@ -74,8 +74,8 @@ def _main(args: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        said = str(error.__cause__ or error) or "nothing is left behind"  # or what was done before
-        summary(f"ckptool: interrupted; {said}")
+        said = str(error.__cause__ or error.__context__ or error)  # click's Abort says nothing
+        summary(f"ckptool: interrupted; {said or 'nothing is left behind'}")
         return INTERRUPTED
     except click.ClickException as error:
         return _misused(error, args)

@@ -11,10 +11,12 @@ from typing import Any
 
 import click
 
+from ckptool.cli.many import Look, Seen, are_many, look_at_many
 from ckptool.cli.options import Command, options
 from ckptool.cli.output import colours, echo, error_data, report_error, summary, trace
-from ckptool.errors import CkptError
+from ckptool.errors import CkptError, UsageError
 from ckptool.render.verify import verify_text
+from ckptool.verbs.stats_crew import hand_count
 from ckptool.verbs.verify import verify_place
 
 
@@ -25,11 +27,12 @@ from ckptool.verbs.verify import verify_place
         "ckptool verify download.pth                           # is all of it there, and right?",
         "ckptool verify --finite *.pth                         # and no NaN in it?",
         "ckptool verify model-folder -q || echo damaged",
+        "ckptool verify -r checkpoints --format jsonl          # a line for each file below",
     ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.argument("files", nargs=-1, required=True, metavar="FILE…", type=click.Path())
-@options("finite")
+@click.argument("files", nargs=-1, metavar="FILE…", type=click.Path())
+@options("finite", "format_many", "recursive", "files_from")
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None:
     """Check that files are whole: structure, sizes, every recorded checksum; and say what
@@ -38,6 +41,12 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
     Exit status 0: whole; 1: wrong bytes, or something that could run code; 2: a file that cannot
     be read as a whole, after saying which tensors are whole.
     """
+    style = "json" if flags["as_json"] else flags["format_"]
+    if are_many(files, flags):
+        ctx.exit(look_at_many(files, flags, style, _looking(flags["finite"]), hand_count()))
+    if style not in ("table", "json", "jsonl"):
+        raise UsageError(f"--format {style} is for many files", hint="give -r or --files-from")
+    data = style != "table"
     status, reports = 0, []
     for number, file in enumerate(files):
         try:
@@ -46,17 +55,17 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
         except CkptError as error:
             status = max(status, error.exit_status)
             reports.append(error_data(error, file))
-            if not flags["as_json"]:
+            if not data:
                 report_error(error, file, flags)
             elif flags["debug"]:
                 trace(error)
             continue
         status = max(status, found.exit_status)
         reports.append(found.to_dict())
-        if not flags["as_json"]:
+        if not data:
             _print(reports[-1], flags, first=not number)
-    if flags["as_json"]:
-        _print_data(reports)
+    if data:
+        _print_data(reports, style)
     elif len(files) > 1 and not flags["quiet"]:
         summary(_counted(reports))
     ctx.exit(status)
@@ -75,10 +84,21 @@ def _print(report: dict[str, Any], flags: dict[str, Any], first: bool) -> None:
     echo(text)
 
 
-def _print_data(reports: list[dict[str, Any]]) -> None:
-    from ckptool.render.structured import json_text
+def _looking(finite: bool) -> Look:
+    def look(file: str) -> Seen:
+        found = verify_place(file, finite)
+        return Seen(found.exit_status, found.to_dict())
 
-    if len(reports) == 1:
+    return look
+
+
+def _print_data(reports: list[dict[str, Any]], style: str) -> None:
+    from ckptool.render.structured import json_text, jsonl_text
+
+    if style == "jsonl":
+        for report in reports:
+            echo(jsonl_text(report))
+    elif len(reports) == 1:
         echo(json_text(reports[0]))
     else:
         echo("[" + ",\n".join(map(json_text, reports)) + "]")

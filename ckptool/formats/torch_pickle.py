@@ -52,7 +52,8 @@ class TensorReader:
         self.limits = limits
         self.storages: dict[str, Storage] = {}
         self.two_dtypes: list[str] = []
-        self.persistent: Callable[[Pers], View | Tensor | None] = self.torch_storage
+        # None: torch_storage; its own method kept here would keep all of it until the next gc
+        self.persistent: Callable[[Pers], View | Tensor | None] | None = None
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
@@ -69,7 +70,7 @@ class TensorReader:
         if type(node) is not Pers:
             return None
         if id(node) not in self._views:
-            self._views[id(node)] = self.persistent(node)
+            self._views[id(node)] = (self.persistent or self.torch_storage)(node)
         return self._views[id(node)]
 
     def torch_storage(self, node: Pers) -> View:

@@ -54,7 +54,7 @@ def csv_text(report: Report) -> str:
     writer.writerow([*CSV_FIELDS, *names_of(*asked)])
     for tensor in tensors:
         values = [*(tensor.get(name) for name in CSV_FIELDS), *fields(tensor, *asked)]
-        writer.writerow([_cell(value) for value in values])
+        writer.writerow([csv_cell(value) for value in values])
     return out.getvalue().rstrip("\n")
 
 
@@ -69,7 +69,7 @@ def markdown_text(report: Report) -> str:
         [
             _md_row(names),
             _md_row("--:" if at in right else "---" for at in range(len(names))),
-            *(_md_row(map(_md, row)) for row in cells(report, names)),
+            *map(md_row, cells(report, names)),
         ],
         [hidden] if (hidden := hidden_line(report)) else [],
         _md_notes(report),
@@ -105,7 +105,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     """One CSV cell: numbers as they are, text escaped and, where needed, kept from computing."""
     if value is None or isinstance(value, (int, float)):
         return value
@@ -122,6 +122,11 @@ def _md(text: str) -> str:
 
 def _md_row(row: Iterable[str]) -> str:
     return f"| {' | '.join(row)} |"
+
+
+def md_row(row: Iterable[str]) -> str:
+    """One row of a Markdown table, its cells escaped."""
+    return _md_row(map(_md, row))
 
 
 def _md_notes(report: Report) -> list[str]:

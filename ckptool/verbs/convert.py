@@ -190,6 +190,13 @@ def _run(
             name = os.path.basename(written.name)
             confirm(checkpoint, made, target, written, limits, name)
 
+    if request.by_tasks:
+        from ckptool.engines import write_by
+
+        return write_by(
+            request.engine, plan, sink, jobs=request.jobs, resume=request.resume,
+            check=request.check, fsync=request.fsync, verify=verify, progress=told,
+        )  # fmt: skip
     return run_plan(
         plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
     )

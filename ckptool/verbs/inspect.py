@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Checkpoint, Note, Table, Tensor
 from ckptool.errors import UsageError
@@ -18,7 +18,7 @@ from ckptool.rules import wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
 from ckptool.verbs.reading import Opened, opened
-from ckptool.verbs.report import Inspection
+from ckptool.verbs.report import Inspection, headline
 from ckptool.verbs.tables import choose_table
 
 if TYPE_CHECKING:
@@ -53,6 +53,16 @@ def inspect_place(
     """
     with opened(place, limits) as found:
         return describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+
+
+def summarise_place(
+    place: PlaceLike, at: str | None = None, limits: Limits = DEFAULT
+) -> dict[str, Any]:
+    """What a file is in a line (`report.headline`), without what there is to say of its tensors.
+    Raises CkptError, naming the file.
+    """
+    with opened(place, limits) as found:
+        return headline(found.checkpoint, choose_table(found.checkpoint, at))
 
 
 def measuring(found: Opened, wish: Wish | None, limits: Limits) -> Measure | None:

@@ -46,19 +46,23 @@ class Inspection:
     @property
     def could_run_code(self) -> bool:
         """Whether loading the file with torch.load(weights_only=False) could run code."""
-        return any(row.verdict == CODE for row in self.checkpoint.globals)
+        return could_run_code(self.checkpoint)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON schema 1 of the command line, with what the screens need beside it."""
         return report(self)
 
 
-def report(found: Inspection) -> dict[str, Any]:
-    """The whole object; `shown` says how many rows a limit left."""
-    checkpoint, shown = found.checkpoint, found.shown
-    weights = checkpoint.weights
+def could_run_code(checkpoint: Checkpoint) -> bool:
+    """Whether the file names anything that could run code when it is loaded."""
+    return any(row.verdict == CODE for row in checkpoint.globals)
+
+
+def headline(checkpoint: Checkpoint, shown: Table | None) -> dict[str, Any]:
+    """The part of `report` that says in a line what the file is."""
     counted = shown.tensors if shown is not None else checkpoint.tensors
-    result: dict[str, Any] = {
+    weights = checkpoint.weights
+    return {
         "schema": 1,
         "file": checkpoint.file,
         "format": checkpoint.format,
@@ -69,6 +73,15 @@ def report(found: Inspection) -> dict[str, Any]:
         "weights": None if weights is None else list(checkpoint.tables[weights].path),
         "dtypes": _counts(t.dtype.name for t in counted if t.dtype),
         "devices": _counts(t.device for t in counted),
+        "could_run_code": could_run_code(checkpoint),
+    }
+
+
+def report(found: Inspection) -> dict[str, Any]:
+    """The whole object; `shown` says how many rows a limit left."""
+    checkpoint = found.checkpoint
+    result = headline(checkpoint, found.shown)
+    result |= {
         "tables": [_table(table, found) for table in checkpoint.tables],
         "extras": [_extra(extra, checkpoint) for extra in checkpoint.extras],
         "globals": [

@@ -36,7 +36,8 @@ class Request:
     """What the user asked for. `device` is 'cpu' or 'cuda:N'; `mapped` are (from, to) tags;
     `rules` in the order given; `keep_module` leaves names alone under a device move; `target`
     is a container's name; `extras` the path of a JSON file; `shard_bytes` 0 for one file; `fit`
-    is the SPEC of a model (or, from Python, the model), `model_arguments` texts by name.
+    is the SPEC of a model (or, from Python, the model), `model_arguments` texts by name; `engine`
+    is `dask=ADDRESS` or, from Python, an executor.
     """
 
     device: str | None = None
@@ -64,6 +65,14 @@ class Request:
     model_arguments: tuple[tuple[str, str], ...] = ()
     partial: bool = False
     salvage: bool = False
+    jobs: int = 1
+    engine: Any = None
+    resume: bool = False
+
+    @property
+    def by_tasks(self) -> bool:
+        """Whether the plan is cut into tasks that several may run."""
+        return self.jobs > 1 or self.engine is not None or self.resume
 
     @property
     def changes_something(self) -> bool:
@@ -126,6 +135,12 @@ def _contradictions(request: Request) -> list[tuple[bool, str]]:
          "partial and model-arg need fit"),
         (request.salvage and bool(request.in_place or request.keep_object),
          "salvage writes another file, tensor by tensor: it contradicts in-place and keep-object"),
+        (request.jobs < 1, "jobs is a number of threads: 1 or more"),
+        (request.jobs > 1 and request.engine is not None,
+         "jobs are threads of this machine: an engine has its own workers"),
+        (isinstance(request.engine, str) and not request.engine.startswith("dask="),
+         "the engine is dask=tcp://HOST:PORT"),
+        (request.in_place and request.by_tasks, "in place there is nothing for jobs, engine or resume"),
         (request.in_place and not request.changes_something, "nothing to do in place: no device and no key rule is given"),
     ]  # fmt: skip
 

@@ -259,7 +259,7 @@ def test_keys_of_ten_thousand_characters(tmp_path, capsys):
 
 # -- columns ------------------------------------------------------------------------------------
 WIDE = [
-    "编码器.权重", "日本語.キー", "한국어.w", "ｆｕｌｌ.w", "\U0001f44d\U0001f3fd.w", "\U0001f1ef\U0001f1f5.w",
+    "编码器.权重", "日本語.キー", "한국어.w", "\uff46\uff55\uff4c\uff4c.w", "\U0001f44d\U0001f3fd.w", "\U0001f1ef\U0001f1f5.w",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467.w", "e\u0301cole.w", "\u2764\ufe0f.w", "नमस्ते.w", "plain.weight",
 ]  # fmt: skip
 
