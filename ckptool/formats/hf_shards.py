@@ -6,7 +6,6 @@ agree. Must not know: what kind of file a shard is, verbs.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
+from ckptool.formats.collector import paused
 from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE, KNOWN
@@ -53,18 +53,13 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)
-    was_enabled = gc.isenabled()
-    gc.disable()  # nearly all of this is alive until the command ends; a walked pickle is not
-    try:
+    with paused() as let_go:
         merger = _Merger(index, limits)
         for number, name in enumerate(index.shards):
             with folder.child(name) as source:
                 merger.add(number, name, read_file(source, limits), source.size)
-            gc.collect(0)
+            let_go()
         return merger.finish(folder.path, notes)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note, ...]:

@@ -16,6 +16,7 @@ from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, UsageError
 from ckptool.formats import read as read_file
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.audit import Records, Vouched, vouched_members
+from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import ITERATION, below, pointer
@@ -51,8 +52,10 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     if len(ranks) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(ranks):,} ranks", path=inner.path)
     found = _Ranks(limits)
-    for rank, file in ranks:
-        found.add(below(inner, rank), rank, file)
+    with paused() as let_go:
+        for rank, file in ranks:
+            found.add(below(inner, rank), rank, file)
+            let_go()
     sizes = ", ".join(f"{word} {found.sizes[name]}" for word, name in _SIZES if name in found.sizes)
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" + (f" ({sizes})" if sizes else "")
     where = os.path.basename(os.path.abspath(inner.path))

@@ -8,13 +8,14 @@ zero_to_fp32.py makes of them. Must not know: what a file says (`zero_files`), h
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
 from ckptool.formats.audit import Records, Vouched, vouched_members
+from ckptool.formats.collector import paused
 from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import below, tag_of
 from ckptool.formats.runs import contiguous
@@ -32,6 +33,7 @@ from ckptool.places import Folder
 from ckptool.spans import Address
 
 NAME = "deepspeed-zero"
+_State = TypeVar("_State")
 _AGAIN = "copy what is missing into the folder"
 
 
@@ -62,14 +64,15 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     if len(names.models) + len(names.optims) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(names.models):,} ranks", path=inner.path)
     files = _Files(inner, limits)
-    models = [model_state(*files.add(file), limits) for file in names.models]
-    optims = [optim_state(*files.add(file), limits) for file in names.optims]
-    stage, world = _agreed(inner, names, optims)
-    try:
-        rows = _state_dict(models, optims, stage)
-    except CkptError as error:
-        error.path = error.path or inner.path
-        raise
+    with paused() as let_go:
+        models = [files.add(file, model_state, let_go) for file in names.models]
+        optims = [files.add(file, optim_state, let_go) for file in names.optims]
+        stage, world = _agreed(inner, names, optims)
+        try:
+            rows = _state_dict(models, optims, stage)
+        except CkptError as error:
+            error.path = error.path or inner.path
+            raise
     where = tag or os.path.basename(os.path.abspath(inner.path))
     title = f"DeepSpeed ZeRO-{stage}, {world} rank{'s' * (world != 1)}, {where}"
     table = Table((), tuple(rows.values()))
@@ -133,8 +136,17 @@ class _Files:
         self._vouched: list[Vouched] = []
         self._record_count = 0
 
-    def add(self, name: str) -> tuple[Checkpoint, int]:
-        """One file and its number."""
+    def add(
+        self, name: str, read: Callable[[Checkpoint, int, Limits], _State], done: Callable[[], None]
+    ) -> _State:
+        """What `read` makes of one file; `done` is called when nothing else of it is needed."""
+        found, number = self._read(name)
+        state = read(found, number, self._limits)
+        del found
+        done()
+        return state
+
+    def _read(self, name: str) -> tuple[Checkpoint, int]:
         with self._folder.child(name) as source:
             found = read_file(source, self._limits)
             self.size_bytes += source.size
