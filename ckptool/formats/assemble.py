@@ -141,7 +141,7 @@ def _notes(walked: Walked, found: Found, reader: TensorReader) -> tuple[Note, ..
         notes.append(
             Note(
                 "storage-two-dtypes",
-                f"storage {reader.two_dtypes[0]} is used with two dtypes; each tensor is shown with its own",
+                f"storage {reader.two_dtypes[0]} is named with two dtypes; torch, and ckptool, read all of it as the first",
             )
         )
     for oddity, offset in walked.oddities.items():

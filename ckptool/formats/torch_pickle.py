@@ -57,7 +57,7 @@ class TensorReader:
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
-        self._tags: dict[str, str] = {}
+        self._first: dict[str, tuple[str, Any]] = {}
         self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
         self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
@@ -81,30 +81,46 @@ class TensorReader:
         key, device = id_text(items[2]), text_of(items[3])
         if key is None or device is None:
             raise PickleInvalid("a storage without a text key or location", offset=node.end)
-        dtype = self._dtypes.get(id(items[1]))
-        if dtype is None:
-            dtype = self._dtypes[id(items[1])] = storage_dtype(items[1], node)
+        dtype = self._dtype_of(items[1], node)
+        if type(items[4]) is int and items[4] >= COUNTED:
+            text = "a storage of more elements than 64 bits can count"
+            raise StorageSize(text, offset=node.end)
         count = whole(items[4], "the element count of a storage", node)
         storage = self.add_storage(key, dtype, count, device, node)
         return View(storage, self._shift(items, storage, node))
 
     def add_storage(self, key: str, dtype: DType, count: int, device: str, node: Any) -> Storage:
-        """The one record of this key; a second id may only repeat it (the first location
-        wins, as in torch). Raises StorageSize when sizes disagree.
+        """The one record of this key: a second id may only repeat it. The location and dtype that
+        the pickle gives first count for all, as in torch (`loaded_storages` there).
+
+        Raises StorageSize when sizes disagree.
         """
         known = self.storages.get(key)
         if known is None:
-            pieces, crc = self.resolve(key, dtype, count)
-            first = self._tags.get(key, device)
-            known = self.storages[key] = Storage(key, dtype, count, first, pieces, crc)
-        elif known.dtype is not dtype or known.count != count:
-            if count * dtype.size_bytes != known.size_bytes:
-                raise StorageSize(
-                    f"storage '{key}' is declared with two sizes", offset=at_byte(node)
-                )
+            device, kind = self._first.get(key, (device, None))
+            first = self._dtype_of(kind, node) if kind is not None else dtype
+            size = count * dtype.size_bytes
+            if size % first.size_bytes:
+                raise self._two_sizes(key, node)
+            pieces, crc = self.resolve(key, first, size // first.size_bytes)
+            known = Storage(key, first, size // first.size_bytes, device, pieces, crc)
+            self.storages[key] = known
+        if count * dtype.size_bytes != known.size_bytes:
+            raise self._two_sizes(key, node)
+        if known.dtype is not dtype:
+            if not known.count:  # torch forgets an empty one of a zip, not of a legacy stream
+                raise StorageSize(f"empty storage '{key}' has two dtypes", offset=at_byte(node))
             self.two_dtypes.append(key)
-            return Storage(key, dtype, count, known.device, known.pieces, known.crc)
         return known
+
+    def _dtype_of(self, kind: Any, node: Any) -> DType:
+        found = self._dtypes.get(id(kind))
+        if found is None:
+            found = self._dtypes[id(kind)] = storage_dtype(kind, node)
+        return found
+
+    def _two_sizes(self, key: str, node: Any) -> StorageSize:
+        return StorageSize(f"storage '{key}' is declared with two sizes", offset=at_byte(node))
 
     def _shift(self, items: Sequence[Any], storage: Storage, node: Pers) -> int:
         """Elements by which a storage view of torch 0.3 and earlier starts later."""
@@ -120,15 +136,15 @@ class TensorReader:
         return offset
 
     def note_tags(self, walked: Walked) -> None:
-        """Remember each storage's first location: the one that counts in torch, whatever the
-        order in which tensors are met here.
+        """Remember each storage's first location and class: those that count in torch, whatever
+        the order in which tensors are met here.
         """
         for pers in walked.persistent:
             items = items_of(pers.pid)
             if items is not None and len(items) in (5, 6):
                 key, device = id_text(items[2]), text_of(items[3])
                 if key is not None and device is not None:
-                    self._tags.setdefault(key, device)
+                    self._first.setdefault(key, (device, items[1]))
 
     # -- tensors -----------------------------------------------------------------------------
     def finish(self, walked: Walked) -> None:

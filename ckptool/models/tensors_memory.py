@@ -122,7 +122,7 @@ class Memory:
         """Its memory, unread until `read`. Raises CkptError where the device has no room."""
         made = self._made.get(storage.key)
         if made is None:
-            storage = self._storages.get(storage.key, storage)  # the first of two dtypes
+            storage = self._storages.get(storage.key, storage)
             empty = storage.device == "meta" and not storage.pieces
             device = META if empty else self._place(storage)
             label = self._labels.get(storage.key, "")

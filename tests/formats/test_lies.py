@@ -1,5 +1,6 @@
 """One row for each lie of hostile.md 4, 5 and 8, and the slug it is refused with."""
 
+import io
 import pickle
 import struct
 import time
@@ -305,12 +306,27 @@ def test_a_storage_that_is_not_as_declared(records, body):
     assert slug_of(body, records=records) == "storage-size"
 
 
-def test_one_storage_under_two_dtypes_is_read_and_noted():
+def test_one_storage_under_two_dtypes_is_read_as_the_first_and_noted():
+    """As torch: whatever comes later is the storage that it has already, of the first type."""
     ints = name("torch", "IntStorage")
     body = dictionary(("f", tensor()), ("i", tensor(storage("0", 6, ints))))
-    checkpoint = read_bytes(archive(pickled(body)))
-    assert [t.dtype.name for t in weights(checkpoint).tensors] == ["float32", "int32"]
+    data = archive(pickled(body))
+    checkpoint = read_bytes(data)
+    assert [t.dtype.name for t in weights(checkpoint).tensors] == ["float32", "float32"]
     assert [n.slug for n in checkpoint.notes] == ["storage-two-dtypes"]
+    theirs = torch.load(io.BytesIO(data))
+    assert [t.dtype for t in theirs.values()] == [torch.float32, torch.float32]
+
+
+def test_the_first_dtype_is_that_of_the_pickle_not_of_what_is_shown_first():
+    """An optimizer's storage, met last by whoever looks for weights, comes first in the pickle."""
+    half = storage("0", 12, name("torch", "HalfStorage"))
+    body = tup(tup(half, 1), tensor(), dictionary(("w", tensor())))
+    data = archive(pickled(body))
+    checkpoint = read_bytes(data)
+    assert {t.dtype.name for t in checkpoint.tensors} == {"float16"}
+    assert checkpoint.storages[0].count == 12
+    assert torch.load(io.BytesIO(data))[1].dtype is torch.float16
 
 
 def test_a_number_as_the_key_of_a_storage_is_that_text():

@@ -157,17 +157,12 @@ def described(value):
 
 def tensors_in(value, place=()):
     """(path, tensor) of everything in dicts and lists, as ckptool writes a path."""
-    rows = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    for key, inner in rows:
-        if not isinstance(key, str | int | float | None):
-            continue  # a class, a tensor: ckptool lists what is under it, in its own words
-        if isinstance(inner, torch.Tensor):
-            yield (*place, key), inner
-        elif isinstance(inner, dict | list | tuple) and len(place) < 40:
-            yield from tensors_in(inner, (*place, key))
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, dict | list | tuple) and len(place) < 40:
+        rows = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in rows:
+            if isinstance(key, str | int | float | None):  # a class, a tensor: other words of ours
+                yield from tensors_in(
+                    inner, (*place, key if type(key) in (str, int) else repr(key))
+                )
