@@ -38,7 +38,8 @@ LEGACY = {"_use_new_zipfile_serialization": False}
 
 def run(*args, cwd=None, env=None, **options):
     """The command in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, **(env or {})}
     return subprocess.run(
         [sys.executable, "-m", "ckptool", *map(str, args)],
         cwd=cwd, env=env, capture_output=True, check=False, **options,

@@ -217,16 +217,17 @@ def crowd(tmp_path_factory):
     return path
 
 
-# CPU seconds and MB that are allowed: three to five times what they took when this was written.
+# CPU seconds and MB that are allowed: three times, and half more, than what they took at first.
 CROWDED = {
-    "inspect": (["inspect", "{0}"], 40, 900),
-    "inspect as JSON": (["inspect", "{0}", "--json"], 40, 900),
-    "verify": (["verify", "{0}"], 40, 900),
-    "diff": (["diff", "{0}", "{0}"], 60, 1500),
-    "convert": (["convert", "{0}", "--to-cpu", "-o", "{1}/out.pth"], 60, 1500),
+    "inspect": (["inspect", "{0}"], 16, 850),
+    "inspect as JSON": (["inspect", "{0}", "--json"], 16, 850),
+    "verify": (["verify", "{0}"], 16, 800),
+    "diff": (["diff", "{0}", "{0}"], 40, 1450),
+    "convert": (["convert", "{0}", "--to-cpu", "-o", "{1}/out.pth"], 20, 850),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CROWDED)
 def test_a_hundred_thousand_tensors(case, crowd, tmp_path):
     words, seconds, megabytes = CROWDED[case]
@@ -238,7 +239,6 @@ def test_a_hundred_thousand_tensors(case, crowd, tmp_path):
     )  # fmt: skip
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    print(case, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3)
     assert process.returncode == 0
     assert used.ru_utime + used.ru_stime < seconds
     assert used.ru_maxrss / 1000 < megabytes
@@ -259,7 +259,7 @@ def test_keys_of_ten_thousand_characters(tmp_path, capsys):
 
 # -- columns ------------------------------------------------------------------------------------
 WIDE = [
-    "编码器.权重", "日本語.キー", "한국어.w", "\uff46\uff55\uff4c\uff4c.w", "\U0001f44d\U0001f3fd.w", "\U0001f1ef\U0001f1f5.w",
+    "编码器.权重", "日本語.キー", "한국어.w", "\uff46\uff55.w", "\U0001f44d\U0001f3fd.w", "\U0001f1ef\U0001f1f5.w",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467.w", "e\u0301cole.w", "\u2764\ufe0f.w", "नमस्ते.w", "plain.weight",
 ]  # fmt: skip
 
