@@ -7,7 +7,7 @@ Knows: where the bytes of a slice lie in its item, what an object in one says. M
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptool.checkpoint import UNTYPED, Checkpoint, Global, Piece, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
@@ -32,13 +32,6 @@ _AGAIN = "copy the folder again"
 _ROOM = 1 << 20  # bytes that an object may take beside eight times those of its own pickle
 
 
-class Vouched(NamedTuple):
-    """A record that a checksum is recorded for, and the number of the file it lies in."""
-
-    source_id: int
-    member: Member
-
-
 class Shelf:
     """What was read of the items: storages by their new keys, objects as expressions, verdicts."""
 
@@ -48,8 +41,7 @@ class Shelf:
         self.slices: dict[tuple[str, int], Tensor] = {}
         self.objects: dict[str, bytes] = {}
         self.globals: list[Global] = []
-        self.vouched: list[Vouched] = []
-        self.record_count = 0
+        self._zips: dict[int, list[tuple[Key, Item]]] = {}
         self._known: set[str] = set()
         self._headers: dict[tuple[int, int], Checkpoint] = {}
 
@@ -106,18 +98,24 @@ class Shelf:
             if row.verdict != KNOWN or row.name not in self._known:
                 self.globals.append(row)
             self._known.add(row.name)
-        for entry in archive.directory.entries:
-            self.record_count += bool(entry.size)
-            if entry.crc and entry.size:
-                span = archive.source.absolute(Span(entry.data_offset, entry.compressed_size))
-                inner = entry.name[len(archive.directory.top) + 1 :]
-                storage = _storage_key(key, inner)
-                row_of = Member(
-                    f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
-                    entry.size, entry.crc, storage,
-                )  # fmt: skip
-                self.vouched.append(Vouched(number, row_of))
+        self._zips.setdefault(number, []).append((key, item))
         return walked, reader
+
+    def records(self, source: Source, number: int) -> list[Member]:
+        """Every record of the zips in file `number`, which is open, with the checksum recorded."""
+        found = []
+        for key, item in self._zips.get(number, ()):
+            window = source.window(Span(item.offset, item.length))
+            archive = torch_zip.open_archive(window, self.limits)
+            for entry in archive.directory.entries:
+                if entry.size:
+                    span = window.absolute(Span(entry.data_offset, entry.compressed_size))
+                    inner = entry.name[len(archive.directory.top) + 1 :]
+                    found.append(Member(
+                        f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
+                        entry.size, entry.crc or None, _storage_key(key, inner),
+                    ))  # fmt: skip
+        return found
 
     # -- objects -----------------------------------------------------------------------------
     def _object(self, source: Source, number: int, key: Key, item: Item) -> None:

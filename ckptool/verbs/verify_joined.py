@@ -1,6 +1,6 @@
 """verify of a folder that is read as one checkpoint: its index, every recorded checksum, code.
 
-Knows: that a format's `Shelf` lists the records with a checksum and the file of each.
+Knows: that a format's `Shelf` lists the records of each file with their checksums.
 Must not know: printing, where those records come from.
 """
 
@@ -12,13 +12,14 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptError
 from ckptool.formats import TITLES
+from ckptool.formats.audit import Member
 from ckptool.formats.audit_users import lost_tensors, named_tensors
 from ckptool.formats.folders import Held, read_folder
 from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_report import Coverage, Finding, Verification
-from ckptool.verbs.verify_sums import Progress, checksums
+from ckptool.verbs.verify_sums import Progress, Sum, checksums
 
 
 def verify_joined(
@@ -33,16 +34,16 @@ def verify_joined(
             folder.path, held.layout, title, 0, (_refused(error),),
             safe=False if error.slug == "unsafe-pickle" else None, notes=held.notes,
         )  # fmt: skip
-    shelf: Any = checkpoint.handle.container
-    wrong, lost = _wrong(checkpoint, shelf.vouched, progress)
+    records = _Records(checkpoint, progress)
+    records.check()
+    lost = records.lost
     numbers, strange = odd_numbers(None, checkpoint, lost, progress) if finite else (None, [])
     code = list(code_findings(None, checkpoint, limits))
     count = sum(1 for _ in named_tensors(checkpoint))
-    sizes = sum(row.member.size for row in shelf.vouched)
     return Verification(
-        folder.path, held.layout, title, checkpoint.size_bytes, (*wrong, *code, *strange),
+        folder.path, held.layout, title, checkpoint.size_bytes, (*records.wrong, *code, *strange),
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
-        coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, ""),
+        coverage=records.coverage,
         numbers=numbers,
         notes=(*(n for n in checkpoint.notes if n.slug != "dcp-folder"), *mends(checkpoint, False, count, bool(code))),
     )  # fmt: skip
@@ -54,23 +55,42 @@ def _refused(error: CkptError) -> Finding:
                    offset=error.offset)  # fmt: skip
 
 
-def _wrong(
-    checkpoint: Checkpoint, vouched: Sequence[Any], progress: Progress | None
-) -> tuple[list[Finding], dict[str, str]]:
-    """Records whose bytes are not what was recorded, file by file."""
-    found: list[Finding] = []
-    lost: dict[str, str] = {}
-    total = sum(row.member.span.size for row in vouched)
-    done = 0
-    for number, address in enumerate(checkpoint.sources):
-        members = [row.member for row in vouched if row.source_id == number]
-        with reopen(address) as source:
-            sums = checksums(source, members, _told(progress, done, total))
-        done += sum(member.span.size for member in members)
-        rows, storages = wrong_bytes(checkpoint, members, sums)
-        found += rows
-        lost |= storages
-    return found, lost
+class _Records:
+    """The records of all files, summed file by file."""
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self.coverage = Coverage()
+        self.wrong: list[Finding] = []
+        self.lost: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Compare every checksum. Raises InputChanged, SpecialFile."""
+        shelf: Any = self._checkpoint.handle.container
+        done, total = 0, sum(address.size_bytes for address in self._checkpoint.sources)
+        for number, address in enumerate(self._checkpoint.sources):
+            with reopen(address) as source:
+                members = shelf.records(source, number)
+                proven = [member for member in members if member.crc is not None]
+                sums = checksums(source, proven, _told(self._progress, done, total))
+            done += address.size_bytes
+            self._take(members, proven, sums)
+        if self._progress is not None:
+            self._progress(total, total)
+
+    def _take(
+        self, members: Sequence[Member], proven: Sequence[Member], sums: Sequence[Sum]
+    ) -> None:
+        wrong, lost = wrong_bytes(self._checkpoint, proven, sums)
+        self.wrong += wrong
+        self.lost |= lost
+        have = self.coverage
+        sizes = sum(member.size for member in proven)
+        self.coverage = Coverage(
+            have.record_count + len(members), have.checked_count + len(proven),
+            have.checked_bytes + sizes, have.text,
+        )  # fmt: skip
 
 
 def _told(progress: Progress | None, before: int, total: int) -> Progress | None:
