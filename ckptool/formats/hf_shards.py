@@ -14,7 +14,7 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Piece, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
-from ckptool.formats.folders import look
+from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE, KNOWN
 from ckptool.formats.rows import ALIAS_PLACES, OWN
@@ -41,6 +41,8 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
     if index_name is None:
         held = look(folder)
         notes = held.notes
+        if held.layout not in ("", NAME):
+            return read_folder(folder, limits, held)
         if not held.is_index:
             with folder.child(held.name) as source:
                 found = read_file(source, limits)
