@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, Checkpoint, Global, Piece, Storage, Tensor
+from ckptool.checkpoint import UNTYPED, Global, Piece, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
 from ckptool.formats.audit import Member
@@ -43,7 +43,7 @@ class Shelf:
         self.globals: list[Global] = []
         self._zips: dict[int, list[tuple[Key, Item]]] = {}
         self._known: set[str] = set()
-        self._headers: dict[tuple[int, int], Checkpoint] = {}
+        self._headers: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def resolve(self, key: str, dtype: Any, count: int) -> Located:
         """Where a storage of the joined pickle lies."""
@@ -83,11 +83,12 @@ class Shelf:
         place = (number, item.offset)
         if place not in self._headers:
             rest = source.window(Span(item.offset, source.size - item.offset))
-            self._headers[place] = safetensors.read(rest, self.limits)
-        found = [t for t in self._headers[place].tensors if t.key == key.name]
-        if not found:
+            tensors = safetensors.read(rest, self.limits).tensors
+            self._headers[place] = {tensor.key: tensor for tensor in tensors}
+        found = self._headers[place].get(key.name)
+        if found is None:
             raise HeaderInvalid("the .safetensors of its file does not hold it", hint=_AGAIN)
-        return _numbered(found[0], number)
+        return _numbered(found, number)
 
     def _zip(self, source: Source, number: int, key: Key, item: Item) -> Any:
         """The walked pickle of an item and who reads its tensors; its verdicts are kept."""
