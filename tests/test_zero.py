@@ -213,6 +213,18 @@ def test_without_zero_the_one_file_of_weights_is_read(tmp_path):
     ]
 
 
+def test_one_file_of_a_checkpoint_points_at_the_folder(tmp_path, capsys):
+    folder = zero.write(tmp_path / "run", zero.net(), 2, 2) / zero.TAG
+    for name in (zero.model_file(2), zero.optim_file(1)):
+        (note,) = [n for n in ckptool.inspect(folder / name).notes if n.slug == "zero-rank-file"]
+        assert note.command == f"ckptool inspect {folder}"
+    for rank in range(2):
+        (folder / zero.optim_file(rank)).unlink()
+    assert "zero-rank-file" not in [
+        n.slug for n in ckptool.inspect(folder / zero.model_file(2)).notes
+    ]
+
+
 # -- broken ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("rank", [0, 1, 3])

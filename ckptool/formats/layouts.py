@@ -52,6 +52,12 @@ def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
     return any(_RANK.fullmatch(name) for names in _below(folder).values() for name in names)
 
 
+def is_rank_of_zero(folder: Folder, name: str) -> bool:
+    """Whether a file is one of those that a ZeRO checkpoint right in this folder is made of."""
+    files = folder.list() if _RANK.fullmatch(name) else []
+    return any(file.endswith("_optim_states.pt") for file in files if _RANK.fullmatch(file))
+
+
 def tag_of(folder: Folder) -> str:
     """The folder inside that is the checkpoint, as `latest` says, or the only one; empty where
     the files lie right here. Raises SpecialFile for a tag that is not there, UsageError for several.
