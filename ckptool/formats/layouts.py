@@ -20,7 +20,10 @@ from ckptool.errors import (
 from ckptool.places import Folder, is_plain_name
 
 LATEST, ITERATION = "latest", "latest_checkpointed_iteration.txt"
-_RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt")
+_RANK = re.compile(
+    r"(?:(?:(?:bf16_|fp16_)?zero_pp|expp)_rank_\d+_|(?:layer_\d+_)?expert_\d+_)?"
+    r"mp_rank_\d+_(?:model|optim)_states\.pt"
+)
 _POINTER_BYTES = 1024
 MEGATRON_FILE = "model_optim_rng.pt"
 
