@@ -289,7 +289,7 @@ def test_an_index_that_changes_on_the_way_is_noticed(tmp_path):
     assert caught.value.slug == "input-changed"
 
 
-def test_the_class_that_torch_wrote_until_2_2(tmp_path):
+def test_the_class_that_older_torch_wrote(tmp_path):
     """TensorProperties stood in another module; its state is the same."""
     from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
 

@@ -95,6 +95,28 @@ def test_a_deep_object(tmp_path):
     assert refusal(tmp_path / "x").slug == "limit-nesting"
 
 
+def test_a_deep_index(tmp_path):
+    """Nothing of it is followed further than is needed."""
+
+    def deep(metadata):
+        inner = ()
+        for _ in range(800):
+            inner = (inner,)
+        metadata.storage_meta = inner
+
+    assert len(read(Folder(spoiled(tmp_path, deep))).tables[0].tensors) == 9
+
+
+def test_no_item_is_what_it_was_said_to_be(tmp_path):
+    """A file of other bytes under the same name."""
+    folder = spoiled(tmp_path, lambda metadata: None)
+    path = folder / "__1_0.distcp"
+    path.write_bytes(b"\x00" * path.stat().st_size)
+    error = refusal(folder)
+    assert error.path == str(path)
+    assert error.key is not None
+
+
 # --- paths -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "name", ["../spoiled/__0_0.distcp", "/etc/passwd", "..", "", "a/b", "x\0y"]

@@ -202,6 +202,12 @@ def test_two_values_of_one_name(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_keys_that_become_one_text(tmp_path):
+    with pytest.raises(CkptError) as caught:
+        ckptool.convert(pth(tmp_path, {"a": {1: 2, "1": 3}}), tmp_path / "out", to="dcp")
+    assert (caught.value.slug, caught.value.key) == ("key-collision", "1")
+
+
 def test_objects_that_could_run_code_are_refused(tmp_path):
     class Bad:
         def __reduce__(self):

@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-import pickle
+import sys
 
 import pytest
 import torch
@@ -213,6 +213,18 @@ def test_without_zero_the_one_file_of_weights_is_read(tmp_path):
     ]
 
 
+def test_one_file_of_a_checkpoint_points_at_the_folder(tmp_path, capsys):
+    folder = zero.write(tmp_path / "run", zero.net(), 2, 2) / zero.TAG
+    for name in (zero.model_file(2), zero.optim_file(1)):
+        (note,) = [n for n in ckptool.inspect(folder / name).notes if n.slug == "zero-rank-file"]
+        assert note.command == f"ckptool inspect {folder}"
+    for rank in range(2):
+        (folder / zero.optim_file(rank)).unlink()
+    assert "zero-rank-file" not in [
+        n.slug for n in ckptool.inspect(folder / zero.model_file(2)).notes
+    ]
+
+
 # -- broken ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("rank", [0, 1, 3])
@@ -408,6 +420,23 @@ def test_a_shape_that_is_none_is_refused(tmp_path, shape):
     assert refusal(folder, HeaderInvalid).key == "embed.weight"
 
 
-def test_the_pickles_are_never_run():
-    with pytest.raises(ModuleNotFoundError):  # what the fixtures name is not there to be called
-        pickle.loads(b"cdeepspeed.runtime.zero.config\nZeroStageEnum\n(I2\ntR.")
+def test_nothing_that_the_pickles_name_is_imported(tmp_path, monkeypatch):
+    folder = zero.write(tmp_path / "run", zero.net(), 3, 2)
+    for name in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero.config"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it raises
+    verdicts = {row.name: row.verdict for row in read(folder).globals}
+    assert verdicts["deepspeed.runtime.zero.config.ZeroStageEnum"] == "known"
+    assert verdicts["deepspeed.runtime.fp16.loss_scaler.LossScaler"] == "foreign"
+    assert len(ckptool.load(folder)) == 13
+
+
+def test_a_file_named_like_a_rank_makes_no_checkpoint_of_a_folder(tmp_path):
+    for name in ("deepspeed_mp_rank_00_model_states.pt", "other.pth"):
+        torch.save({"w": torch.ones(1)}, tmp_path / name)
+    assert "without an index" in refusal_of_look(tmp_path)
+
+
+def refusal_of_look(folder):
+    with pytest.raises(CkptError) as caught:
+        look(Folder(folder))
+    return caught.value.text

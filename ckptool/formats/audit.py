@@ -6,6 +6,7 @@ verbs, how a checksum is computed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint
@@ -14,6 +15,7 @@ from ckptool.formats.dicts import dict_items
 from ckptool.formats.torch_legacy import PROTOCOL_VERSION, Stream
 from ckptool.formats.torch_zip import Archive
 from ckptool.pickles.nodes import text_of
+from ckptool.places import Source
 from ckptool.spans import Span
 from ckptool.ziplayout import DEFLATED
 from ckptool.zips import Entry
@@ -33,21 +35,17 @@ class Member(NamedTuple):
     storage: str | None = None
 
 
-class Vouched(NamedTuple):
-    """A record that a checksum is recorded for, and the number of the file it lies in."""
-
-    source_id: int
-    member: Member
-
-
 class Records(NamedTuple):
-    """The records of all files of a folder: those with a recorded checksum, and how many there
-    are in all; `text` says why none has one.
+    """The records of the files of a folder, by the number of the file; `text` says why none has a
+    checksum. Which storage of the whole a record is, is not said: it may hold many.
     """
 
-    vouched: tuple[Vouched, ...]
-    record_count: int
+    members: Mapping[int, tuple[Member, ...]]
     text: str = ""
+
+    def records(self, source: Source, number: int) -> tuple[Member, ...]:
+        """Those of file `number`."""
+        return self.members.get(number, ())
 
 
 UNPROVABLE = {
@@ -86,13 +84,10 @@ def _member(
     return Member(entry.name[skip:] + later, span, deflated, entry.size, entry.crc or None, key)
 
 
-def vouched_members(checkpoint: Checkpoint, number: int, name: str) -> tuple[int, list[Vouched]]:
-    """How many records file `number` has, and those with a checksum, as `name:record`. Which
-    storage of the whole each of them is, is not said.
-    """
-    members = members_of(checkpoint)
-    rows = [m._replace(name=f"{name}:{m.name}", storage=None) for m in members if m.crc is not None]
-    return len(members), [Vouched(number, row) for row in rows]
+def records_of(checkpoint: Checkpoint, name: str) -> tuple[Member, ...]:
+    """The records of one file of a folder, as `name:record`."""
+    rows = members_of(checkpoint)
+    return tuple([row._replace(name=f"{name}:{row.name}", storage=None) for row in rows])
 
 
 def storage_members(checkpoint: Checkpoint) -> tuple[Member, ...]:

@@ -7,6 +7,7 @@ are written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -184,8 +185,14 @@ def _is_mapping(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[str | int, Any]]:
-    """(text of the key, value) of a dict, (number, value) of a list; the last of a key set twice."""
+    """(text of the key, value) of a dict, (number, value) of a list. Raises KeyCollision for two
+    keys with one text, such as 1 and "1".
+    """
     if type(node) is Box and node.kind == LIST:
         return list(enumerate(value for value, *_ in elements(node)))
     rows = dict_items(node) or ()
-    return list({key_text(key): value for key, value, *_ in rows}.items())
+    found = [(key_text(key), value) for key, value, *_ in rows]
+    twice = [name for name, count in Counter(name for name, _ in found).items() if count > 1]
+    if twice:
+        raise KeyCollision("two keys of one dict are the same text", key=twice[0])
+    return list(found)

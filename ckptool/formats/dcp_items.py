@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, Checkpoint, Global, Piece, Storage, Tensor
+from ckptool.checkpoint import UNTYPED, Global, Piece, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
-from ckptool.formats.audit import Member, Vouched
+from ckptool.formats.audit import Member
 from ckptool.formats.dcp_metadata import Chunk, Item, Key
 from ckptool.formats.judge import KNOWN, Judge
 from ckptool.formats.measures import View
@@ -41,10 +41,9 @@ class Shelf:
         self.slices: dict[tuple[str, int], Tensor] = {}
         self.objects: dict[str, bytes] = {}
         self.globals: list[Global] = []
-        self.vouched: list[Vouched] = []
-        self.record_count = 0
+        self._zips: dict[int, list[tuple[Key, Item]]] = {}
         self._known: set[str] = set()
-        self._headers: dict[tuple[int, int], Checkpoint] = {}
+        self._headers: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def resolve(self, key: str, dtype: Any, count: int) -> Located:
         """Where a storage of the joined pickle lies."""
@@ -84,11 +83,12 @@ class Shelf:
         place = (number, item.offset)
         if place not in self._headers:
             rest = source.window(Span(item.offset, source.size - item.offset))
-            self._headers[place] = safetensors.read(rest, self.limits)
-        found = [t for t in self._headers[place].tensors if t.key == key.name]
-        if not found:
+            tensors = safetensors.read(rest, self.limits).tensors
+            self._headers[place] = {tensor.key: tensor for tensor in tensors}
+        found = self._headers[place].get(key.name)
+        if found is None:
             raise HeaderInvalid("the .safetensors of its file does not hold it", hint=_AGAIN)
-        return _numbered(found[0], number)
+        return _numbered(found, number)
 
     def _zip(self, source: Source, number: int, key: Key, item: Item) -> Any:
         """The walked pickle of an item and who reads its tensors; its verdicts are kept."""
@@ -99,18 +99,24 @@ class Shelf:
             if row.verdict != KNOWN or row.name not in self._known:
                 self.globals.append(row)
             self._known.add(row.name)
-        for entry in archive.directory.entries:
-            self.record_count += bool(entry.size)
-            if entry.crc and entry.size:
-                span = archive.source.absolute(Span(entry.data_offset, entry.compressed_size))
-                inner = entry.name[len(archive.directory.top) + 1 :]
-                storage = _storage_key(key, inner)
-                row_of = Member(
-                    f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
-                    entry.size, entry.crc, storage,
-                )  # fmt: skip
-                self.vouched.append(Vouched(number, row_of))
+        self._zips.setdefault(number, []).append((key, item))
         return walked, reader
+
+    def records(self, source: Source, number: int) -> list[Member]:
+        """Every record of the zips in file `number`, which is open, with the checksum recorded."""
+        found = []
+        for key, item in self._zips.get(number, ()):
+            window = source.window(Span(item.offset, item.length))
+            archive = torch_zip.open_archive(window, self.limits)
+            for entry in archive.directory.entries:
+                if entry.size:
+                    span = window.absolute(Span(entry.data_offset, entry.compressed_size))
+                    inner = entry.name[len(archive.directory.top) + 1 :]
+                    found.append(Member(
+                        f"{item.file}:{key.name}:{inner}", span, entry.method == DEFLATED,
+                        entry.size, entry.crc or None, _storage_key(key, inner),
+                    ))  # fmt: skip
+        return found
 
     # -- objects -----------------------------------------------------------------------------
     def _object(self, source: Source, number: int, key: Key, item: Item) -> None:

@@ -43,6 +43,8 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
     if index_name is None:
         held = look(folder)
         notes = held.notes
+        if held.layout not in ("", NAME):
+            return read_folder(folder, limits, held)
         if not held.is_index:
             inner, name = os.path.split(held.name)
             with (below(folder, inner) if inner else folder).child(name) as source:

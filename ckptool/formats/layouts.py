@@ -20,7 +20,10 @@ from ckptool.errors import (
 from ckptool.places import Folder, is_plain_name
 
 LATEST, ITERATION = "latest", "latest_checkpointed_iteration.txt"
-_RANK = re.compile(r".*mp_rank_\d+_(model|optim)_states\.pt")
+_RANK = re.compile(
+    r"(?:(?:(?:bf16_|fp16_)?zero_pp|expp)_rank_\d+_|(?:layer_\d+_)?expert_\d+_)?"
+    r"mp_rank_\d+_(?:model|optim)_states\.pt"
+)
 _POINTER_BYTES = 1024
 MEGATRON_FILE = "model_optim_rng.pt"
 
@@ -50,6 +53,12 @@ def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
     if any(map(_RANK.fullmatch, files)) or (LATEST in files and "zero_to_fp32.py" in files):
         return True
     return any(_RANK.fullmatch(name) for names in _below(folder).values() for name in names)
+
+
+def is_rank_of_zero(folder: Folder, name: str) -> bool:
+    """Whether a file is one of those that a ZeRO checkpoint right in this folder is made of."""
+    files = folder.list() if _RANK.fullmatch(name) else []
+    return any(file.endswith("_optim_states.pt") for file in files if _RANK.fullmatch(file))
 
 
 def tag_of(folder: Folder) -> str:

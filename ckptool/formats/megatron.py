@@ -15,7 +15,7 @@ from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Path, Table, Ten
 from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, UsageError
 from ckptool.formats import read as read_file
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.audit import Records, Vouched, vouched_members
+from ckptool.formats.audit import Member, Records, records_of
 from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.judge import KNOWN
@@ -114,8 +114,7 @@ class _Ranks:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._known: set[str] = set()
-        self._vouched: list[Vouched] = []
-        self._record_count = 0
+        self._members: dict[int, tuple[Member, ...]] = {}
         self.sizes: dict[str, int] = {}
         self.size_bytes = 0
         self.weights: int | None = None
@@ -149,13 +148,11 @@ class _Ranks:
             self._known.add(row.name)
         self.notes += [n._replace(text=f"{rank}: {n.text}") for n in found.notes if first]
         self.sources += found.sources
-        count, vouched = vouched_members(found, number, f"{rank}/{file}")
-        self._record_count += count
-        self._vouched += vouched
+        self._members[number] = records_of(found, f"{rank}/{file}")
 
     def records(self) -> Records:
         """All records of all files."""
-        return Records(tuple(self._vouched), self._record_count)
+        return Records(self._members)
 
 
 def _under(rank: str, tensor: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
     found = assemble(
         BytesSource(data, folder.path), NAME, walked, reader, limits, traits=traits,
-        container=Records((), len(storages.sources), "unpacked files have no checksums"),
+        container=Records({}, "unpacked files have no checksums"),
     )  # fmt: skip
     return found._replace(
         notes=(_packing(folder.path), *found.notes),

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
-from ckptool.formats.audit import Records, Vouched, vouched_members
+from ckptool.formats.audit import Member, Records, records_of
 from ckptool.formats.collector import paused
 from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import below, tag_of
@@ -133,8 +133,7 @@ class _Files:
         self.globals: list[Global] = []
         self.notes: list[Note] = []
         self.size_bytes = 0
-        self._vouched: list[Vouched] = []
-        self._record_count = 0
+        self._members: dict[int, tuple[Member, ...]] = {}
 
     def add(
         self, name: str, read: Callable[[Checkpoint, int, Limits], _State], done: Callable[[], None]
@@ -160,14 +159,12 @@ class _Files:
             self._told.add((note.slug, note.text))
         number = len(self.sources)
         self.sources += found.sources
-        count, vouched = vouched_members(found, number, name)
-        self._record_count += count
-        self._vouched += vouched
+        self._members[number] = records_of(found, name)
         return found, number
 
     def records(self) -> Records:
         """All records of all files."""
-        return Records(tuple(self._vouched), self._record_count)
+        return Records(self._members)
 
 
 def _agreed(folder: Folder, names: _Names, optims: Sequence[OptimState]) -> tuple[int, int]:

@@ -48,9 +48,10 @@ def _relied(checkpoint: Checkpoint) -> Iterator[tuple[int, list[Member]]]:
         rows.sort()
     starts = {number: [start for start, _ in rows] for number, rows in spans.items()}
     found: dict[int, list[Member]] = {}
-    for number, member in checkpoint.handle.container.vouched:
-        begin, end = member.span.offset, member.span.offset + member.span.size
-        at = bisect_right(starts.get(number, []), end - 1)
-        if at and spans[number][at - 1][1] > begin:
-            found.setdefault(number, []).append(member)
+    for number, members in checkpoint.handle.container.members.items():
+        for member in members:
+            begin, end = member.span.offset, member.span.offset + member.span.size
+            at = bisect_right(starts.get(number, []), end - 1)
+            if member.crc is not None and at and spans[number][at - 1][1] > begin:
+                found.setdefault(number, []).append(member)
     yield from found.items()

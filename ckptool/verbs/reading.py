@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shlex import quote
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
@@ -19,6 +20,7 @@ from ckptool.places import Folder, PlaceLike, Source, is_folder
 from ckptool.verbs.opening import open_place
 
 _INDEX = ".index.json"
+_RANK_FILE = "_states.pt"
 _METADATA = ".metadata"
 
 
@@ -57,7 +59,21 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
             if source.name.endswith(".distcp"):
                 error.hint = "it is a part of a DCP folder: give the folder"
             raise
+        notes += _of_a_folder(path)
         yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+
+
+def _of_a_folder(path: str | None) -> tuple[Note, ...]:
+    """One file of a DeepSpeed checkpoint stands for no more than its rank."""
+    if path is None or not path.endswith(_RANK_FILE):
+        return ()
+    from ckptool.formats.layouts import is_rank_of_zero
+
+    folder = os.path.dirname(path) or "."
+    if not is_rank_of_zero(Folder(folder), os.path.basename(path)):
+        return ()
+    text = "one file of a DeepSpeed ZeRO checkpoint: its folder gives the fp32 weights of all ranks"
+    return (Note("zero-rank-file", text, f"ckptool inspect {quote(folder)}"),)
 
 
 def is_index(path: str) -> bool:

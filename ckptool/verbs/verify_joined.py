@@ -1,6 +1,6 @@
 """verify of a folder that is read as one checkpoint: its index, every recorded checksum, code.
 
-Knows: that a format's `Shelf` or `Records` lists the records with a checksum and their files.
+Knows: that a format's `Shelf` or `Records` gives the records of each file with their checksums.
 Must not know: printing, where those records come from.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptError
 from ckptool.formats import TITLES
+from ckptool.formats.audit import Member
 from ckptool.formats.audit_users import lost_tensors, named_tensors, users_of
 from ckptool.formats.folders import Held, read_folder
 from ckptool.limits import Limits
@@ -19,7 +20,7 @@ from ckptool.places import Folder, reopen
 from ckptool.verbs.report import title_of
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_report import Coverage, Finding, Verification
-from ckptool.verbs.verify_sums import Progress, checksums
+from ckptool.verbs.verify_sums import Progress, Sum, checksums
 
 _OF_INSPECT = ("dcp-folder", "unpacked")  # what to do with it
 
@@ -36,16 +37,17 @@ def verify_joined(
             folder.path, held.layout, title, 0, (_refused(error),),
             safe=False if error.slug == "unsafe-pickle" else None, notes=held.notes,
         )  # fmt: skip
-    shelf: Any = checkpoint.handle.container
-    wrong, lost = _wrong(checkpoint, shelf.vouched, progress)
+    records = _Records(checkpoint, progress)
+    records.check()
+    lost = records.lost
     numbers, strange = odd_numbers(None, checkpoint, lost, progress) if finite else (None, [])
     code = list(code_findings(None, checkpoint, limits))
     count = sum(1 for _ in named_tensors(checkpoint))
-    sizes = sum(row.member.size for row in shelf.vouched)
     return Verification(
-        folder.path, held.layout, title_of(checkpoint), checkpoint.size_bytes, (*wrong, *code, *strange),
+        folder.path, held.layout, title_of(checkpoint), checkpoint.size_bytes,
+        (*records.wrong, *code, *strange),
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
-        coverage=Coverage(shelf.record_count, len(shelf.vouched), sizes, getattr(shelf, "text", "")),
+        coverage=records.coverage,
         numbers=numbers,
         notes=(*(n for n in checkpoint.notes if n.slug not in _OF_INSPECT), *mends(checkpoint, False, count, bool(code))),
     )  # fmt: skip
@@ -57,33 +59,49 @@ def _refused(error: CkptError) -> Finding:
                    offset=error.offset)  # fmt: skip
 
 
-def _wrong(
-    checkpoint: Checkpoint, vouched: Sequence[Any], progress: Progress | None
-) -> tuple[list[Finding], dict[str, str]]:
-    """Records whose bytes are not what was recorded, file by file."""
-    found: list[Finding] = []
-    lost: dict[str, str] = {}
-    total = sum(row.member.span.size for row in vouched)
-    done = 0
-    by_file: dict[int, list[Any]] = {}
-    for row in vouched:
-        by_file.setdefault(row.source_id, []).append(row.member)
-    for number, address in enumerate(checkpoint.sources):
-        members = by_file.get(number, [])
-        with reopen(address) as source:
-            sums = checksums(source, members, _told(progress, done, total))
-        done += sum(member.span.size for member in members)
-        rows, storages = wrong_bytes(checkpoint, members, sums)
+class _Records:
+    """The records of all files, summed file by file."""
+
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None) -> None:
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self.coverage = Coverage(text=getattr(checkpoint.handle.container, "text", ""))
+        self.wrong: list[Finding] = []
+        self.lost: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Compare every checksum. Raises InputChanged, SpecialFile."""
+        shelf: Any = self._checkpoint.handle.container
+        done, total = 0, sum(address.size_bytes for address in self._checkpoint.sources)
+        for number, address in enumerate(self._checkpoint.sources):
+            with reopen(address) as source:
+                members = shelf.records(source, number)
+                proven = [member for member in members if member.crc is not None]
+                sums = checksums(source, proven, _told(self._progress, done, total))
+            done += address.size_bytes
+            self._take(number, members, proven, sums)
+        if self._progress is not None:
+            self._progress(total, total)
+
+    def _take(
+        self, number: int, members: Sequence[Member], proven: Sequence[Member], sums: Sequence[Sum]
+    ) -> None:
+        rows, lost = wrong_bytes(self._checkpoint, proven, sums)
         for wrong in rows:
-            inside = {} if wrong.keys else _over(checkpoint, number, members, wrong)
-            found.append(wrong._replace(keys=tuple(inside.values())) if inside else wrong)
-            lost.update(dict.fromkeys(inside, wrong.text))
-        lost |= storages
-    return found, lost
+            inside = {} if wrong.keys else _over(self._checkpoint, number, proven, wrong)
+            self.wrong.append(wrong._replace(keys=tuple(inside.values())) if inside else wrong)
+            self.lost.update(dict.fromkeys(inside, wrong.text))
+        self.lost |= lost
+        have = self.coverage
+        sizes = sum(member.size for member in proven)
+        self.coverage = Coverage(
+            have.record_count + len(members), have.checked_count + len(proven),
+            have.checked_bytes + sizes, have.text,
+        )  # fmt: skip
 
 
 def _over(
-    checkpoint: Checkpoint, number: int, members: Sequence[Any], wrong: Finding
+    checkpoint: Checkpoint, number: int, members: Sequence[Member], wrong: Finding
 ) -> dict[str, str]:
     """{storage: tensor} of all that lie, at least in part, in a record of file `number` that is
     wrong: the flat tensor of a rank holds many.
