@@ -21,7 +21,7 @@ from ckptool.spans import Address, Span
 
 PlaceLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | BinaryIO
 
-# Tests set these to None to force the seek-and-read way of systems that have neither.
+# Tests set these to None: the seek-and-read way of systems that have neither.
 pread: Callable[[int, int, int], bytes] | None = getattr(os, "pread", None)
 preadv: Callable[[int, list[memoryview], int], int] | None = getattr(os, "preadv", None)
 

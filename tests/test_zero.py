@@ -18,6 +18,7 @@ from ckptool.errors import (
     HeaderInvalid,
     PathEscape,
     SpecialFile,
+    UnsafePickle,
     Unsupported,
     UsageError,
 )
@@ -369,7 +370,9 @@ def test_code_in_a_rank_file_is_told_and_only_tensors_come_out(tmp_path, capsys)
     convert(folder, tmp_path / "out.safetensors", tied="duplicate")
     exported = load_file(tmp_path / "out.safetensors")
     assert same_weights({k: exported[k] for k in made.expected}, made.expected, tied=False) == 13
-    convert(folder, tmp_path / "out.pth")
+    with pytest.raises(UnsafePickle, match="posix.system"):
+        convert(folder, tmp_path / "out.pth")
+    convert(folder, tmp_path / "out.pth", keep_unknown=True)  # made afresh: nothing to keep
     assert same_weights(
         torch.load(tmp_path / "out.pth", weights_only=True), made.expected, tied=False
     )
