@@ -69,7 +69,7 @@ def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note,
     missing = [
         name
         for name in index.shards
-        if name not in there and not os.path.lexists(os.path.join(folder.path, name))
+        if name not in there and not folder.holds(name)
     ]
     if missing:
         raise _missing(index, missing, limits)

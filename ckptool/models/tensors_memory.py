@@ -23,7 +23,7 @@ import torch  # noqa: TID253 - this room is imported only where torch is asked f
 from ckptool.checkpoint import Storage
 from ckptool.errors import CkptError, CrcMismatch, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import identify
-from ckptool.places import Source, changed, reopen
+from ckptool.places import Source, changed, is_url, reopen
 from ckptool.plans import Made
 from ckptool.spans import Address
 from ckptool.values.storages import CHUNK, decode
@@ -70,7 +70,8 @@ class Files:
 
 def _has_package(source: Source) -> bool:
     """Whether the safetensors package can read it: it opens paths only."""
-    return bool(source.address.uri) and identify(source).name == "safetensors"
+    path = source.address.uri
+    return bool(path) and not is_url(path) and identify(source).name == "safetensors"
 
 
 class _Job(NamedTuple):
