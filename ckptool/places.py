@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from ckptool.errors import PathEscape, SpecialFile
-from ckptool.sources import BytesSource as BytesSource
-from ckptool.sources import Source as Source
-from ckptool.sources import changed as changed
+from ckptool.reads import BytesSource as BytesSource
+from ckptool.reads import Source as Source
+from ckptool.reads import changed as changed
 from ckptool.spans import Address
 
 PlaceLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | BinaryIO

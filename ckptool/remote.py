@@ -6,11 +6,11 @@ Knows: what each scheme can do. Must not know: formats, requests.
 from __future__ import annotations
 
 from ckptool.errors import OutputError, SpecialFile, Unsupported
+from ckptool.reads import Source
 from ckptool.remote_folder import RemoteFolder
 from ckptool.remote_sink import PrefixSink, UrlSink
 from ckptool.remote_source import open_object
 from ckptool.remote_urls import Located, locate
-from ckptool.sources import Source
 from ckptool.urls import masked
 
 

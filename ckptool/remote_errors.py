@@ -16,9 +16,7 @@ from ckptool.urls import mask_within
 RETRIES = 3
 _STATUS = re.compile(r"status code: (\d{3}[A-Za-z -]*)")
 _SIGNED = re.compile(r"(?i)[?&](x-amz-signature|x-goog-signature|signature|sig|expires)=")
-_AWS_KEYS = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
-)
+_AWS_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket"
 _LOGINS = {
     "hf": "set HF_TOKEN to a token that may read it; some models ask to accept terms on their page",
     "s3": _AWS_KEYS,
@@ -118,7 +116,9 @@ def _missing(text: str, place: Located) -> SpecialFile:
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
         return SpecialFile("no such bucket", path=place.name, hint="check its name")
     hint = "check the URL; a prefix ends with /"
-    return SpecialFile("no such file there", path=place.name, hint="check the URL" if place.is_web else hint)
+    return SpecialFile(
+        "no such file there", path=place.name, hint="check the URL" if place.is_web else hint
+    )
 
 
 def _status(text: str) -> str:

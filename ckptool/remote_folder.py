@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 from ckptool.errors import PathEscape, SpecialFile
 from ckptool.places import Folder, is_plain_name
+from ckptool.reads import Source
 from ckptool.remote_source import open_object
 from ckptool.remote_stores import Store
 from ckptool.remote_urls import Located, locate
-from ckptool.sources import Source
 from ckptool.urls import masked
 
 
@@ -29,16 +29,20 @@ class RemoteFolder(Folder):
         self._folders: tuple[str, ...] = ()
 
     def list(self) -> list[str]:
+        """Names of the objects right under the prefix, sorted; none on the web."""
         return sorted(self._listed())
 
     def folders(self) -> tuple[str, ...]:
+        """Names of the prefixes right under it, sorted."""
         self._listed()
         return self._folders
 
     def holds(self, name: str) -> bool:
+        """Whether such an object is there; on the web, whether it may be."""
         return self._place.is_web or name in self._listed()
 
     def size_of(self, name: str) -> int:
+        """Bytes of an object; 0 where there is none."""
         if not self._place.is_web:
             return self._listed().get(name, 0)
         try:
@@ -48,6 +52,7 @@ class RemoteFolder(Folder):
             return 0
 
     def child(self, name: str) -> Source:
+        """Open one of its objects. Raises PathEscape, and what `open_object` raises."""
         if not is_plain_name(name):
             raise PathEscape(
                 "a file name that is not a plain name in the folder", path=masked(self.path),

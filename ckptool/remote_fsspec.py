@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptool.errors import CkptError, SpecialFile
-from ckptool.sources import Source
+from ckptool.reads import Source
 from ckptool.spans import Address
 from ckptool.urls import mask_within, masked
 

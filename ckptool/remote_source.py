@@ -18,10 +18,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ckptool.errors import CkptError
+from ckptool.reads import Source, changed
 from ckptool.remote_errors import short
 from ckptool.remote_stores import Answer, Meta, Store
 from ckptool.remote_urls import Located
-from ckptool.sources import Source, changed
 from ckptool.spans import Address, Span
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class RemoteSource(Source):
         self._heard = monotonic()
 
     def near(self, span: Span) -> bool:
+        """Whether all of it is kept."""
         with self._lock:
             return self._kept.has(span)
 

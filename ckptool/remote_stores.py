@@ -126,7 +126,7 @@ def _obstore() -> Any:
 def _made(place: Located, reading: bool) -> Any:
     from obstore.store import HTTPStore, from_url
 
-    retries = {
+    retries: Any = {
         "max_retries": RETRIES,
         "backoff": {
             "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2),
@@ -134,7 +134,7 @@ def _made(place: Located, reading: bool) -> Any:
         },
         "retry_timeout": timedelta(minutes=2),
     }  # fmt: skip
-    options: dict[str, Any] = {"timeout": _TIMEOUT, "connect_timeout": "10s"}
+    options: Any = {"timeout": _TIMEOUT, "connect_timeout": "10s"}
     if reading:  # while a part is sent, nothing is read
         options["read_timeout"] = _STALLED
     if place.is_web:

@@ -62,7 +62,9 @@ def _located_hub(url: str) -> Located:
     kind, parts = _hub_parts(url)
     if len(parts) < 3 or not all(parts):
         text = "a URL of the hub names an organisation, a repository and a file"
-        raise UsageError(text, path=masked(url), hint="hf://ORG/NAME/FILE, or hf://datasets/ORG/NAME/FILE")
+        raise UsageError(
+            text, path=masked(url), hint="hf://ORG/NAME/FILE, or hf://datasets/ORG/NAME/FILE"
+        )
     name, _, revision = parts[1].partition("@")
     root = "/".join([
         os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB, *kind, quote(parts[0]), quote(name),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ckptool.errors import OutputError
 from ckptool.places import describe
+from ckptool.spans import Address
 
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _TEMP_FLAGS |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -138,6 +139,11 @@ class Target:
         """Number of the disk it will be written to."""
         return os.stat(self._there()).st_dev
 
+    def is_source(self, address: Address) -> bool:
+        """Whether it is the file that `address` names."""
+        old = self.old
+        return old is not None and (old.st_dev, old.st_ino) == address.identity[:2]
+
     def _there(self) -> str:
         """Its folder, or where that will be made."""
         return self.new.parent if self.new else self.folder
@@ -165,6 +171,15 @@ class Target:
         if self.old is not None:
             _take_over(self.fd, self.temp, self.old)
         return self.fd
+
+    def write(self, data: memoryview) -> None:
+        """Write all of it at the end of the temp file."""
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def written(self) -> int:
+        """Bytes of the open temp file."""
+        return os.fstat(self.fd).st_size
 
     def close(self, *, fsync: bool) -> None:
         """Close the temp file; with `fsync`, once the disk has it."""

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from ckptool.errors import CkptError
+from ckptool.urls import masked
 
 
 def echo(text: str) -> None:
@@ -35,7 +36,7 @@ def error_data(error: CkptError, file: str) -> dict[str, Any]:
     """JSON schema 1 of an error."""
     return {
         "schema": 1,
-        "file": error.path or file,
+        "file": masked(error.path or file),
         "error": {
             "slug": error.slug,
             "text": error.text,

@@ -30,9 +30,7 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(
-    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False
-) -> Iterator[Opened]:
+def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
     """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,
     naming the file.
     """
