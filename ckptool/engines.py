@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from functools import partial
 from typing import Any
 
-from ckptool import __version__
+from ckptool import __version__, places
 from ckptool.errors import CkptError, EngineError, OutputError, UsageError
 from ckptool.places import Source
 from ckptool.plans import Plan, Written
@@ -31,7 +31,8 @@ from ckptool.ranges import (
     write_task,
 )
 from ckptool.sinks import (
-    Sink,
+    FileSink,
+    FolderSink,
     Target,
     check_none_is_source,
     check_space,
@@ -53,6 +54,10 @@ def run_task(task: Task) -> Done:
     if task.version != __version__:
         text = f"a worker has ckptool {__version__}, the driver {task.version}"
         raise UsageError(text, hint="install the same version on all machines")
+    if places.open_url is None and any(places.is_url(row.uri) for row in task.sources):
+        from ckptool.remote import open_url
+
+        places.open_url = open_url  # a worker has not gone through the verbs, which set it
     return write_task(task, RECIPES)
 
 
@@ -141,7 +146,7 @@ def carry_out(
 def write_by(
     engine: Engine | None,
     plan: Plan,
-    sink: Sink,
+    sink: FileSink | FolderSink,
     *,
     jobs: int = 1,
     resume: bool = False,

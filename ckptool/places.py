@@ -10,20 +10,27 @@ import contextlib
 import errno
 import io
 import os
+import re
 import stat
 from _thread import allocate_lock  # threading.Lock by its own name; threading costs 3 ms
 from collections.abc import Callable
-from types import TracebackType
 from typing import BinaryIO
 
-from ckptool.errors import CkptError, InputChanged, PathEscape, SpecialFile, Truncated
-from ckptool.spans import Address, Span
+from ckptool.errors import PathEscape, SpecialFile
+from ckptool.reads import BytesSource as BytesSource
+from ckptool.reads import Source as Source
+from ckptool.reads import changed as changed
+from ckptool.spans import Address
 
 PlaceLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | BinaryIO
 
 # Tests set these to None: the seek-and-read way of systems that have neither.
 pread: Callable[[int, int, int], bytes] | None = getattr(os, "pread", None)
 preadv: Callable[[int, list[memoryview], int], int] | None = getattr(os, "preadv", None)
+
+# Opens what has a scheme; set by the room that knows networks (`urls`).
+open_url: Callable[[str], Source] | None = None
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters: C:// is a disk
 
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
 _OPEN_FLAGS = os.O_RDONLY | sum(
@@ -43,118 +50,6 @@ _OPEN_ERRORS = {
     errno.ELOOP: ("a symbolic link that leads back to itself", "give the real file"),
     errno.ENXIO: ("a socket, not a file", "give a regular file"),
 }
-
-
-class Source:
-    """Bytes that can be read at any offset; `size` in bytes, `name` is what errors call it.
-
-    Thread-safe. Subclasses give `_fetch`.
-    """
-
-    def __init__(self, name: str, size: int, address: Address) -> None:
-        self.name = name
-        self.size = size
-        self.address = address
-
-    def _fetch(self, offset: int, size: int) -> bytes:
-        """At most `size` bytes from `offset`; empty only at the end."""
-        raise NotImplementedError
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from byte `offset`.
-
-        Raises Truncated outside of the source or when the file became shorter, CkptError
-        when the device fails.
-        """
-        self._check(offset, size)
-        data = self._fetched(offset, size)
-        if len(data) == size:
-            return data
-        pieces = [data]
-        have = len(data)
-        while have < size:
-            pieces.append(self._fetched(offset + have, size - have))
-            have += len(pieces[-1])
-        return b"".join(pieces)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the bytes from `offset`. Raises as `read`."""
-        buffer[:] = self.read(offset, len(buffer))
-
-    def window(self, span: Span) -> Source:
-        """The bytes of `span` as a Source of their own. Raises Truncated when out of bounds."""
-        self._check(span.offset, span.size)
-        return _Window(self, span)
-
-    def absolute(self, span: Span) -> Span:
-        """A span of this source in the coordinates of the file that lies under it."""
-        return span
-
-    def fileno(self) -> int | None:
-        """A descriptor the kernel can copy from (in `absolute` coordinates), if there is one."""
-        return None
-
-    def unchanged(self) -> bool:
-        """Whether the file is still the one that was opened (inode, size, time of change)."""
-        return True
-
-    def close(self) -> None:
-        """Give the file back; closing twice is fine."""
-
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _check(self, offset: int, size: int) -> None:
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise Truncated(
-                f"{size:,} bytes from byte {offset:,} are needed, there are {self.size:,} in all",
-                path=self.name,
-                hint="download or copy it again",
-            )
-
-    def _fetched(self, offset: int, size: int) -> bytes:
-        try:
-            data = self._fetch(offset, size)
-        except OSError as error:
-            raise self._device_error(error, offset) from error
-        if not data and size:
-            raise self._shortened(offset)
-        return data
-
-    def _device_error(self, error: OSError, offset: int) -> CkptError:
-        return CkptError(
-            f"reading failed: {error.strerror or error}",
-            path=self.name,
-            offset=offset,
-            hint="the disk or the network failed; copy the file elsewhere and try again",
-        )
-
-    def _shortened(self, offset: int) -> Truncated:
-        return Truncated(
-            "the file became shorter while it was read",
-            path=self.name,
-            offset=offset,
-            hint="wait until whoever writes it has finished",
-        )
-
-
-class BytesSource(Source):
-    """A byte string read as a file."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(name, len(data), Address("", len(data)))
-        self._data = data
-
-    def _fetch(self, offset: int, size: int) -> bytes:
-        return self._data[offset : offset + size]
 
 
 class StreamSource(Source):
@@ -231,39 +126,15 @@ class FileSource(Source):
                 os.close(fd)
 
 
-class _Window(Source):
-    """A span of another source. Closing it leaves the other open."""
-
-    def __init__(self, outer: Source, span: Span) -> None:
-        super().__init__(outer.name, span.size, outer.address)
-        self._outer = outer
-        self._span = span
-
-    def _fetch(self, offset: int, size: int) -> bytes:
-        return self._outer.read(self._span.offset + offset, size)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        self._check(offset, len(buffer))
-        self._outer.read_into(self._span.offset + offset, buffer)
-
-    def absolute(self, span: Span) -> Span:
-        return self._outer.absolute(span.within(self._span))
-
-    def fileno(self) -> int | None:
-        return self._outer.fileno()
-
-    def unchanged(self) -> bool:
-        return self._outer.unchanged()
-
-
 def open_source(place: PlaceLike) -> Source:
-    """Open a path or wrap a seekable binary file object (whose position is moved).
+    """Open a path or URL, or wrap a seekable binary file object (whose position is moved).
 
-    Raises SpecialFile for whatever is not a regular file that can be read.
+    Raises SpecialFile for whatever is not a regular file that can be read; for URLs what
+    `remote` raises.
     """
     if isinstance(place, str | bytes | os.PathLike):
         path = os.fsdecode(place)
-        return _open_path(path, path)
+        return open_url(path) if open_url and is_url(path) else _open_path(path, path)
     return StreamSource(place)
 
 
@@ -280,21 +151,17 @@ def reopen(address: Address) -> Source:
     ):
         return source
     source.close()
-    raise changed(address.uri)
-
-
-def changed(path: str) -> InputChanged:
-    """The error for an input that is not what it was when it was opened."""
-    return InputChanged(
-        "the file changed while it was read",
-        path=path,
-        hint="wait until whoever writes it has finished, then run again",
-    )
+    raise changed(source.name)
 
 
 def describe(mode: int) -> str:
     """What a path with this `st_mode` is, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def is_url(place: PlaceLike) -> bool:
+    """Whether it begins with a scheme, as in s3://."""
+    return isinstance(place, str) and _URL.match(place) is not None
 
 
 def is_folder(place: PlaceLike) -> bool:
@@ -304,6 +171,8 @@ def is_folder(place: PlaceLike) -> bool:
 
 class Folder:
     """The regular files right inside a folder. Raises SpecialFile when it is none."""
+
+    path: str
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fsdecode(path)
@@ -326,6 +195,15 @@ class Folder:
             text, hint = _OPEN_ERRORS.get(error.errno or 0, (str(error.strerror), "check it"))
             raise SpecialFile(text, path=self.path, hint=hint) from error
         return tuple(name for name in names if wanted(os.path.join(self.path, name)))
+
+    def holds(self, name: str) -> bool:
+        """Whether anything has this name, be it a link that leads nowhere."""
+        return os.path.lexists(os.path.join(self.path, name))
+
+    def size_of(self, name: str) -> int:
+        """Bytes of one of its files; 0 when it is none."""
+        path = os.path.join(self.path, name)
+        return os.path.getsize(path) if os.path.isfile(path) else 0
 
     def child(self, name: str) -> Source:
         """Open one of its files.

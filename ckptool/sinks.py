@@ -27,8 +27,8 @@ from ckptool.targets import (
 )
 
 __all__ = [
-    "FileSink", "FolderSink", "Sink", "Target", "check_different", "check_none_is_source",
-    "check_space", "findings_beside", "output_error", "sync_folder",
+    "FileSink", "FolderSink", "Outlet", "Sink", "Target", "check_different", "check_none_is_source",
+    "check_space", "findings_beside", "output_error", "refuse_mixed", "sync_folder",
 ]  # fmt: skip
 
 Beside = Mapping[str, "str | os.PathLike[str]"]
@@ -41,12 +41,46 @@ _KEPT = ".bin.index.json"
 _OTHER_FOLDER = "remove them first, or give another folder with -o"
 
 
+class Outlet(Protocol):
+    """One output, a file or another: written in order, then shown at once, or given up."""
+
+    path: str
+    published: bool
+
+    def open(self) -> int:
+        """Begin; the descriptor to write to, or -1 where `write` takes the bytes."""
+
+    def write(self, data: memoryview) -> None:
+        """Take all of `data`; the caller may use its memory again."""
+
+    def written(self) -> int:
+        """Bytes taken so far."""
+
+    def close(self, *, fsync: bool) -> None:
+        """All is written."""
+
+    def publish(self) -> None:
+        """Put it in its place, at once."""
+
+    def discard(self) -> None:
+        """Give up what is not published; doing so twice is fine."""
+
+    def folders(self) -> tuple[str, ...]:
+        """Folders on this machine whose content a publish changes."""
+
+    def check_space(self, needed: int) -> None:
+        """Raise OutputError unless `needed` bytes, which is its whole size, find room."""
+
+    def is_source(self, address: Address) -> bool:
+        """Whether it would replace what `address` names."""
+
+
 class Sink(Protocol):
     """Where outputs go; `path` is what the user called it."""
 
     path: str
 
-    def targets(self, names: Sequence[str]) -> list[Target]:
+    def targets(self, names: Sequence[str]) -> Sequence[Outlet]:
         """One target for each output, all of them checked; nothing is made yet."""
 
 
@@ -120,14 +154,21 @@ class FolderSink:
             there = [] if self._new else sorted(os.listdir(self._real))
         except OSError as error:
             raise output_error(error, self.path) from error
-        replaced = {os.path.normcase(name) for name in names}
-        old = [name for name in there if os.path.normcase(name) not in replaced and _is_shard(name)]
-        if old:
-            more = f" and {len(old) - 3} more" if len(old) > 3 else ""
-            text = f"old files lie there that would be loaded with the new ones: {', '.join(old[:3])}{more}"
-            refused = refusal(self.path, "mixed", text, _OTHER_FOLDER)
-            refused.findings = tuple(old)
-            raise refused
+        refuse_mixed(self.path, there, names)
+
+
+def refuse_mixed(path: str, there: Sequence[str], names: Sequence[str]) -> None:
+    """Raise OutputError `output-mixed` when shards or an index are there that `names`, which
+    will be written, do not replace.
+    """
+    replaced = {os.path.normcase(name) for name in names}
+    old = [name for name in there if os.path.normcase(name) not in replaced and _is_shard(name)]
+    if old:
+        more = f" and {len(old) - 3} more" if len(old) > 3 else ""
+        text = f"old files lie there that would be loaded with the new ones: {', '.join(old[:3])}{more}"
+        refused = refusal(path, "mixed", text, _OTHER_FOLDER)
+        refused.findings = tuple(old)
+        raise refused
 
 
 def _is_shard(name: str) -> bool:
@@ -181,11 +222,10 @@ def check_different(sources: Iterable[Address], path: str | os.PathLike[str]) ->
         raise _same(os.fsdecode(path))
 
 
-def check_none_is_source(targets: Sequence[Target], sources: Iterable[Address]) -> None:
+def check_none_is_source(targets: Sequence[Outlet], sources: Sequence[Address]) -> None:
     """Raise OutputError `output-same` when a target is one of the files that are read."""
-    read = {source.identity[:2] for source in sources}
     for target in targets:
-        if target.old is not None and (target.old.st_dev, target.old.st_ino) in read:
+        if any(map(target.is_source, sources)):
             raise _same(target.path)
 
 
@@ -193,11 +233,14 @@ def _same(path: str) -> OutputError:
     return refusal(path, "same", "the output is the input itself")
 
 
-def check_space(targets: Sequence[Target], sizes: Sequence[int]) -> None:
+def check_space(targets: Sequence[Outlet], sizes: Sequence[int]) -> None:
     """Raise OutputError `output-space` when a disk has less free than its targets need."""
     needed: dict[int, int] = {}
     first: dict[int, Target] = {}
     for target, size in zip(targets, sizes, strict=True):
+        if not isinstance(target, Target):
+            target.check_space(size)
+            continue
         disk = target.disk()
         needed[disk] = needed.get(disk, 0) + size
         first.setdefault(disk, target)
@@ -205,8 +248,9 @@ def check_space(targets: Sequence[Target], sizes: Sequence[int]) -> None:
         first[disk].check_space(size)
 
 
-def findings_beside(targets: Sequence[Target]) -> list[str]:
+def findings_beside(outlets: Sequence[Outlet]) -> list[str]:
     """Sentences about what lies there: temp files of dead runs, other hard links."""
+    targets = [outlet for outlet in outlets if isinstance(outlet, Target)]
     stems: dict[str, set[str]] = {}
     for target in targets:
         stems.setdefault(target.folder, set()).add(target.stem())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from ckptool.errors import OutputError
 from ckptool.interrupts import held
 from ckptool.places import describe, is_plain_name
+from ckptool.spans import Address
 
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _TEMP_FLAGS |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -144,6 +145,11 @@ class Target:
         """Number of the disk it will be written to."""
         return os.stat(self._there()).st_dev
 
+    def is_source(self, address: Address) -> bool:
+        """Whether it is the file that `address` names."""
+        old = self.old
+        return old is not None and (old.st_dev, old.st_ino) == address.identity[:2]
+
     def _there(self) -> str:
         """Its folder, or where that will be made."""
         return self.new.parent if self.new else self.folder
@@ -210,6 +216,14 @@ class Target:
     def leave(self) -> None:
         """Let the temp file stay when this target is discarded."""
         self.temp = ""
+
+    def write(self, data: memoryview) -> None:
+        """Write all of it at the end of the temp file."""
+        write_all(self.fd, data)
+
+    def written(self) -> int:
+        """Bytes of the open temp file."""
+        return os.fstat(self.fd).st_size
 
     def close(self, *, fsync: bool) -> None:
         """Close the temp file; with `fsync`, once the disk has it."""

@@ -17,9 +17,11 @@ from ckptool.errors import CkptError, StorageSize
 from ckptool.interrupts import held
 from ckptool.places import Source, open_source, reopen
 from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
+from ckptool.sent import Sent
 from ckptool.sinks import (
     FileSink,
     FolderSink,
+    Outlet,
     Sink,
     Target,
     check_different,
@@ -76,12 +78,13 @@ def write(
     progress: Callable[[int], object] | None = None,
     opener: Callable[[Address], Source] = reopen,
 ) -> Written:
-    """Write all outputs beside their targets, then rename them, in order.
+    """Write all outputs beside their targets, then rename them, in order (in an object store:
+    upload all of them, then complete them).
 
     `check` compares copies with their recorded CRC; `verify(source)` sees each finished temp
-    file under the name of its target and may raise; `progress(bytes so far)` is called about
-    every 16 MiB and at the end. `opener` may be asked for an address more than once; no more
-    than `sources.OPEN` of what it gives are open at a time.
+    file (of an upload: what was sent) under the name of its target and may raise;
+    `progress(bytes so far)` is called about every 16 MiB and at the end. `opener` may be asked
+    for an address more than once; no more than `sources.OPEN` of what it gives are open at a time.
     Raises OutputError, InputChanged, CrcMismatch, StorageSize, Truncated; whatever is raised,
     no temp file is left and the targets are as they were, but for a failure between two
     renames: then the error names what is in place already.
@@ -91,16 +94,18 @@ def write(
     findings = findings_beside(targets)
     run = _Run(plan.sources, recipes, check, progress, opener)
     path = sink.path
+    late: list[dict[int, bytes]] = []
     try:
         check_space(targets, [output.size_bytes for output in plan.outputs])
         with run.checker:
             run.sources.start()
             for output, target in zip(plan.outputs, targets, strict=True):
                 path = target.path
-                _write_output(run, output, target, fsync)
+                late.append(_write_output(run, output, target, fsync))
             run.sources.finish()
-        for target in targets if verify else ():
-            verify_target(target, verify)
+        for number, target in enumerate(targets if verify else ()):
+            sent = (plan.outputs[number], late[number], recipes, plan.sources, opener)
+            verify_target(target, verify, sent)
         with held("all was written before"):  # no loader meets old and new shards together
             for target in targets:
                 path = target.path
@@ -116,27 +121,38 @@ def write(
     return Written(written, run.checked, tuple(findings), tuple(run.results))
 
 
-def _write_output(run: _Run, output: Output, target: Target, fsync: bool) -> None:
-    out = _Out(target.open())
+def _write_output(run: _Run, output: Output, target: Outlet, fsync: bool) -> dict[int, bytes]:
+    """The bytes of its late parts, where it cannot be read back."""
+    fd = target.open()
+    out = _Out(fd, target.write if fd < 0 else None)
     run.parts(output.parts, out)
     out.flush()
     run.checker.settle()
     run.report(end=True)
-    size = os.fstat(target.fd).st_size
+    size = target.written()
     if size != output.size_bytes:
         raise lost(target.path, size, output.size_bytes)
     target.close(fsync=fsync)
+    return out.late
 
 
-def verify_target(target: Target, verify: Callable[[Source], object] | None) -> None:
-    """Show the finished temp file to `verify`, under the name of its target."""
-    with open_source(target.temp) as source:
+def verify_target(
+    target: Outlet, verify: Callable[[Source], object] | None, sent: Sequence[Any] = ()
+) -> None:
+    """Show what was written to `verify`, under the name of its target: the finished temp file,
+    or, where there is none to read, what was `sent`.
+    """
+    with (
+        open_source(target.temp)
+        if isinstance(target, Target)
+        else Sent(target.path, *sent) as source
+    ):
         source.name = target.path
         if verify:
             verify(source)
 
 
-def sync_folders(targets: Sequence[Target]) -> list[str]:
+def sync_folders(targets: Sequence[Outlet]) -> list[str]:
     """The files are in place by now: a failure here is told, not raised."""
     try:
         for folder in sorted({folder for target in targets for folder in target.folders()}):
@@ -182,10 +198,15 @@ class _Sources(Sources):
 
 
 class _Out:
-    """A descriptor written in order: small writes gathered, large spans by the kernel."""
+    """A descriptor written in order: small writes gathered, large spans by the kernel.
 
-    def __init__(self, fd: int) -> None:
+    Where there is none (-1), `write` takes all bytes. `late` are those of late parts, by index.
+    """
+
+    def __init__(self, fd: int, write: Callable[[memoryview], object] | None = None) -> None:
         self._fd = fd
+        self._other = write
+        self.late: dict[int, bytes] = {}
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._copiers = list(COPIERS)
@@ -208,11 +229,14 @@ class _Out:
         if self._pending:
             self.flush()
         self.position += len(data)
-        write_all(self._fd, data)
+        if self._other is not None:
+            self._other(data)
+        else:
+            write_all(self._fd, data)
 
     def kernel_copies(self, source: Source, span: Span) -> bool:
         """Whether the kernel may copy this, and does so faster than we write blocks."""
-        if not self._copiers or source.fileno() is None:
+        if not self._copiers or source.fileno() is None or self._fd < 0:
             return False
         return (source.absolute(span).offset - self.position - self._pending_size) % _PAGE == 0
 
@@ -285,7 +309,9 @@ class _Run:
                 self._make(part, total, out)
             else:
                 self.checker.settle()
-                self._put(_filled(part, sums), total, out)
+                data = _filled(part, sums)
+                out.late[index] = data
+                self._put(data, total, out)
         return sums
 
     def report(self, *, end: bool = False) -> None:

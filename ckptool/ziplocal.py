@@ -21,6 +21,8 @@ from ckptool.ziplayout import (
 )
 
 _AHEAD, _SMALL = 1 << 16, 1 << 12
+_LONGEST_EXTRA = (1 << 16) - 1  # of a local header: a 16-bit field
+_ALIGNED = 64
 
 
 class _ReadAhead:
@@ -47,9 +49,18 @@ def match_local_headers(
 ) -> tuple[Entry, ...]:
     """Entries whose headers, data and descriptors fill [`start`, `end`) without gap or overlap.
 
-    One read an entry takes the descriptor of the entry before and the header together.
+    One read an entry takes the descriptor of the entry before and the header together. Of a
+    far source they are computed, where that is certain, and only those at hand are compared.
     Raises ZipAmbiguous.
     """
+    if source.far:
+        computed = computed_entries(source, listed, end)
+        if computed is not None:
+            return computed
+    source.expect(
+        Span(max(e.header_offset - DESCRIPTOR64.size, 0), _about(e) + DESCRIPTOR64.size)
+        for e in listed
+    )
     entries: list[Entry] = []
     ahead = _ReadAhead(source, end, len(listed))
     at = start  # where the data of the entry before ends
@@ -83,6 +94,38 @@ def match_local_headers(
     if end - at or tail & HAS_DESCRIPTOR:
         _check_descriptor(entries, source.read(at, end - at))
     return tuple(entries)
+
+
+def computed_entries(source: Source, listed: list[Entry], end: int) -> tuple[Entry, ...] | None:
+    """The entries of an archive without gaps, by where the next one begins; None where that is
+    not certain, or a header at hand says otherwise.
+
+    Torch's writer puts data at multiples of 64, which tells a descriptor of 16 bytes from one
+    of 24. Raises ZipAmbiguous for entries that overlap.
+    """
+    entries = []
+    ends = [entry.header_offset for entry in listed[1:]] + [end]
+    for entry, after in zip(listed, ends, strict=True):
+        first = entry.header_offset + _about(entry)
+        room = after - first - entry.compressed_size
+        if room < 0:
+            ambiguous("bytes that two entries own", entry.name)
+        gaps = (16, 24) if entry.flags & HAS_DESCRIPTOR else (0,)
+        found = [first + room - gap for gap in gaps if 0 <= room - gap <= _LONGEST_EXTRA]
+        if len(gaps) > 1:
+            found = [data for data in found if not data % _ALIGNED]
+        header = Span(entry.header_offset, LOCAL.size)
+        if len(found) != 1 or not entry.compressed_size:
+            return None
+        if source.near(header) and found[0] + entry.compressed_size != data_end(source, entry):
+            return None
+        entries.append(entry._replace(data_offset=found[0]))
+    return tuple(entries)
+
+
+def _about(entry: Entry) -> int:
+    """Bytes of a local header without its extra field."""
+    return LOCAL.size + len(entry.name.encode())
 
 
 def data_end(source: Source, entry: Entry) -> int:

@@ -12,15 +12,19 @@ ROOT = Path(__file__).parent.parent / "ckptool"
 # floor -> its rooms, a room being the modules (or packages) that may import each other
 HOUSE: dict[int, list[set[str]]] = {
     0: [{"errors", "escapes"}, {"limits"}, {"spans", "plans"}, {"commands"}, {"crcs"}, {"interrupts"}],
-    1: [{"places"}, {"pickles"}],
+    1: [{"places", "reads"}, {"pickles"}],
     2: [
         {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
-        {"writing", "sources", "sinks", "targets", "sums", "ranges", "taskbook", "inplace", "journals"},
+        {"writing", "sources", "sinks", "targets", "sums", "sent", "ranges", "taskbook", "inplace", "journals"},
         {"checkpoint", "records", "pieces"},
         {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
     3: [{"formats"}, {"values"}, {"compare", "differences", "sides", "alignment", "causes"}],
-    4: [{"models"}, {"engines"}],
+    4: [
+        {"models"},
+        {"engines", "urls", "remote", "remote_urls", "remote_stores", "remote_errors", "remote_source",
+         "remote_folder", "remote_sink", "remote_fsspec"},
+    ],
     5: [{"verbs"}, {"render"}],
     6: [{"api", "api_verify", "api_compare", "api_load", "api_stats", "api_tensors", "api_into"}],
     7: [{"cli", "__main__"}],
@@ -42,7 +46,7 @@ MAY_OPEN = {
     "verbs",
     "cli.main",
 }  # cli.main: only os.devnull
-MAY_READ_ENVIRONMENT = {"cli", "remote", "models.devices"}
+MAY_READ_ENVIRONMENT = {"cli", "remote_urls", "remote_stores", "models.devices"}
 PRINTS = {"print", "echo", "secho", "sys.stdout", "sys.stderr", "sys.exit", "os._exit", "exit"}
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb"}
 OPENS = {"open", "os.open", "io.open", "os.fdopen", "codecs.open", "io.FileIO"}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptool.errors import CkptError
+from ckptool.urls import masked
 
 
 class Unwritten(Exception):
@@ -73,7 +74,7 @@ def error_data(error: CkptError, file: str) -> dict[str, Any]:
     """JSON schema 1 of an error."""
     return {
         "schema": 1,
-        "file": error.path or file,
+        "file": masked(error.path or file),
         "error": {
             "slug": error.slug,
             "text": error.text,

@@ -68,11 +68,7 @@ def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note,
     """Raise SpecialFile, naming every shard that is not there; a note on files not named."""
     files = folder.list()
     there = set(files)
-    missing = [
-        name
-        for name in index.shards
-        if name not in there and not os.path.lexists(os.path.join(folder.path, name))
-    ]
+    missing = [name for name in index.shards if name not in there and not folder.holds(name)]
     if missing:
         raise _missing(index, missing, limits)
     named = set(index.shards)

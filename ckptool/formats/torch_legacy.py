@@ -218,14 +218,15 @@ def _lay_out(
     lost: dict[str, str] | None = None,
 ) -> tuple[dict[str, Span], int]:  # fmt: skip
     """The span of each storage, in the order of the key list. Counts on both sides agree; where
-    they do not, and where the file ends too early, `lost` is told, if it is there.
+    they do not, and where the file ends too early, `lost` is told, if it is there. Of a far
+    source the pickle is believed.
     """
     layout: dict[str, Span] = {}
     for key in keys:
         if key not in sizes:
             raise StorageSize(f"storage '{key}' is stored and used by no tensor", offset=at)
         dtype, count = sizes[key]
-        if at + 8 <= source.size:
+        if at + 8 <= source.size and (not source.far or source.near(Span(at, 8))):
             stored = int.from_bytes(source.read(at, 8), "little", signed=True)
             if stored != count and lost is not None:
                 lost[key] = f"its count is {stored:,} in its header and {count:,} in the pickle"

@@ -24,7 +24,7 @@ from ckptool.checkpoint import Storage
 from ckptool.errors import CkptError, CrcMismatch, HeaderInvalid, StorageSize
 from ckptool.formats import identify
 from ckptool.pieces import encoding_of, is_pieced, is_plain, made_from
-from ckptool.places import BytesSource, Source, changed, reopen
+from ckptool.places import BytesSource, Source, changed, is_url, reopen
 from ckptool.sources import Sources
 from ckptool.spans import Address
 from ckptool.values.storages import CHUNK, decode
@@ -83,7 +83,8 @@ class Files:
 
 def _has_package(source: Source) -> bool:
     """Whether the safetensors package can read it: it opens paths only."""
-    return bool(source.address.uri) and identify(source).name == "safetensors"
+    path = source.address.uri
+    return bool(path) and not is_url(path) and identify(source).name == "safetensors"
 
 
 class _Job(NamedTuple):

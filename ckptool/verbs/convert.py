@@ -18,16 +18,18 @@ from ckptool.errors import CkptError, UsageError
 from ckptool.formats import TITLES
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import Source, is_folder
+from ckptool.places import Source, is_url
 from ckptool.plans import Literal, Output, Plan, Written
 from ckptool.rules import OF_TENSORS
-from ckptool.sinks import FileSink, FolderSink, check_different
+from ckptool.sinks import FileSink, FolderSink, Sink, check_different
+from ckptool.urls import masked
 from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.deciding import Decision, decide, refuse_kind
 from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
+from ckptool.verbs.opening import is_folder, url_sink
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
@@ -58,7 +60,7 @@ def convert_place(
         with _opened(path, request, limits) as found:
             return _convert(path, target_path, request, found, limits, progress, started)
     except CkptError as error:
-        error.path = error.path or path
+        error.path = error.path or masked(path)
         raise
 
 
@@ -67,7 +69,7 @@ def _opened(
 ) -> AbstractContextManager[Opened | Salvaged]:
     """The input; with --salvage also a damaged one, without what is lost of it."""
     if not request.salvage:
-        return opened(path, limits)
+        return opened(path, limits, strict=True)
     from ckptool.verbs.salvage import salvaged
 
     return salvaged(path, limits)
@@ -115,6 +117,8 @@ def _beside(path: str, request: Request) -> str:
         return f"OUT{os.path.splitext(path)[1]}"
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
+    if is_url(path):
+        raise UsageError("nothing is written beside a URL unasked", hint="give a place with -o OUT")
     if is_folder(path) or path.endswith(".index.json"):
         raise UsageError("a folder has no name to write beside", hint="give one with -o OUT")
     return default_output(path, request.device)
@@ -131,7 +135,7 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
         _refuse_file_name(output)
     if request.target is not None:
         return request.target
-    if output.endswith(("/", os.sep)) or is_folder(output):
+    if output.endswith(("/", os.sep)) or (not is_url(output) and is_folder(output)):
         return _SHARDS
     if output.lower().endswith(".safetensors"):
         return "safetensors"
@@ -147,15 +151,22 @@ def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:
 def _refuse_file_name(output: str) -> None:
     """Shards asked for by name under what is plainly the name of one file."""
     suffix = os.path.splitext(output)[1].lower()
-    if suffix in _FILE_SUFFIXES and not is_folder(output):
+    if suffix in _FILE_SUFFIXES and (is_url(output) or not is_folder(output)):
         raise UsageError(
             f"several files go into a folder, '{suffix}' is a file's name",
             hint="name a folder with -o, or leave --max-shard-size and --to out",
         )
 
 
-def _sink(output: str, target: str, request: Request) -> FileSink | FolderSink:
+def _sink(output: str, target: str, request: Request) -> Sink:
     beside = {_EXTRAS: request.extras} if request.extras else None
+    if is_url(output):
+        if request.by_tasks:
+            raise UsageError("what goes into a bucket is sent in order, by one process",
+                             hint="leave --jobs, --engine and --resume out, or write into a folder")  # fmt: skip
+        return url_sink(output, shards=target in FOLDERS, force=request.force, beside=beside)
+    if beside and is_url(beside[_EXTRAS]):
+        raise UsageError("--extras beside a file is a file too", hint="give a path")
     if target in FOLDERS:
         return FolderSink(output, force=request.force, beside=beside)
     return FileSink(output, force=request.force, beside=beside)
@@ -176,21 +187,21 @@ def _with_extras(
 # -- writing -----------------------------------------------------------------------------------
 def _run(
     checkpoint: Checkpoint, plan: Plan, made: object, target: str,
-    sink: FileSink | FolderSink | None, request: Request, limits: Limits,
+    sink: Sink | None, request: Request, limits: Limits,
     progress: Progress | None,
 ) -> Written:  # fmt: skip
     if sink is None:
         return Written(())
     total = sum(output.size_bytes for output in plan.outputs)
     told = (lambda done: progress(done, total)) if progress else None
-    extras = os.path.realpath(request.extras) if request.extras else None
+    extras = os.path.realpath(masked(request.extras)) if request.extras else None
 
     def verify(written: Source) -> None:
         if extras is None or os.path.realpath(written.name) != extras:
             name = os.path.basename(written.name)
             confirm(checkpoint, made, target, written, limits, name)
 
-    if request.by_tasks:
+    if request.by_tasks and isinstance(sink, FileSink | FolderSink):
         from ckptool.engines import write_by
 
         return write_by(
@@ -218,7 +229,7 @@ def conversion(
     for dtype in changes.dtypes.values():
         dtypes[dtype.name] = dtypes.get(dtype.name, 0) + 1
     return Conversion(
-        input=path, output=output, outputs=_extras_last(
+        input=masked(path), output=masked(output), outputs=_extras_last(
             done.outputs or _planned_outputs(plan, output, target, request), request
         ),
         renames=decision.renames, dropped=decision.dropped,
@@ -244,11 +255,11 @@ def _planned_outputs(
 ) -> tuple[tuple[str, int], ...]:
     rows = []
     for row in plan.outputs:
-        file = output
+        file = masked(output)
         if row.name == _EXTRAS and request.extras:
             file = request.extras
         elif target in FOLDERS:
-            file = os.path.join(output, row.name)
+            file = os.path.join(masked(output), row.name)
         rows.append((file, row.size_bytes))
     return tuple(rows)
 

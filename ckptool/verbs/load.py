@@ -16,8 +16,9 @@ from ckptool.formats import identify
 from ckptool.limits import DEFAULT, Limits
 from ckptool.models.tensors import Loader, find_device
 from ckptool.models.tensors_trust import trusted_load
-from ckptool.places import PlaceLike, Source, is_folder, open_source
+from ckptool.places import PlaceLike, Source, is_url, open_source
 from ckptool.verbs.joined_sums import check_joined
+from ckptool.verbs.opening import is_folder
 from ckptool.verbs.reading import opened
 
 _SHOWN = 3
@@ -38,6 +39,8 @@ def load_place(
     name = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     try:
         where = find_device(device)
+        if trust and name is not None and is_url(name):
+            raise UsageError("trust=True hands a file to torch.load: download it first")
         if trust and _is_pickled(place, name):
             return trusted_load(name if name is not None else place, where)  # type: ignore[arg-type]
         with opened(place, limits) as found:

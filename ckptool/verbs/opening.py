@@ -1,34 +1,80 @@
 """Opening a file to look at it, also while an in-place edit of it is unfinished.
 
-Knows: what a journal beside a file means for a reader. Must not know: formats, printing.
+Knows: what a journal beside a file means for a reader, which room opens a URL. Must not know:
+formats, printing. What opens URLs is imported when the first one comes.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ckptool import places
 from ckptool.checkpoint import Note
 from ckptool.commands import convert_command
 from ckptool.journals import Pending, pending
-from ckptool.places import PlaceLike, Source, open_source
+from ckptool.places import Folder, PlaceLike, Source, is_url, open_source
+from ckptool.places import is_folder as is_local_folder
 from ckptool.spans import Span
+
+if TYPE_CHECKING:
+    from ckptool.sinks import Sink
 
 _SLUG = "pending-journal"
 
 
-def open_place(place: PlaceLike) -> tuple[Source, tuple[Note, ...]]:
+def _open_url(url: str) -> Source:
+    from ckptool.remote import open_url
+
+    return open_url(url)
+
+
+places.open_url = _open_url
+
+
+def open_place(place: PlaceLike, *, strict: bool = False) -> tuple[Source, tuple[Note, ...]]:
     """The source to read, and what there is to say about it: a file beside which a journal
-    lies that agrees with it is read up to its former end. Nothing is written.
+    lies that agrees with it is read up to its former end. Nothing is written. `strict`: check
+    also what a distant file is believed in, at the price of a journey for each.
 
     Raises what `open_source` raises.
     """
     source = open_source(place)
+    if strict:
+        source.far = False
     try:
-        found = pending(source) if source.address.uri else None
+        local = source.address.uri and not is_url(source.address.uri)
+        found = pending(source) if local else None
         if found is None:
             return source, ()
         return _former(source, found), (_note(source.name, found),)
     except BaseException:
         source.close()
         raise
+
+
+def is_folder(place: PlaceLike) -> bool:
+    """Whether it names a folder, or a prefix in a bucket. Raises what `remote` raises."""
+    if isinstance(place, str) and is_url(place):
+        from ckptool.remote import open_prefix
+
+        return open_prefix(place) is not None
+    return is_local_folder(place)
+
+
+def open_folder(path: str, *, strict: bool = False) -> Folder:
+    """The folder, or prefix; `strict` as for `open_place`. Raises SpecialFile."""
+    if not is_url(path):
+        return Folder(path)
+    from ckptool.remote import open_prefix
+
+    return open_prefix(path, known=True, strict=strict) or Folder(path)
+
+
+def url_sink(url: str, *, shards: bool, force: bool, beside: dict[str, str] | None) -> Sink:
+    """Where outputs go that a URL names. Raises OutputError, CkptError."""
+    from ckptool.remote import make_sink
+
+    return make_sink(url, shards=shards, force=force, beside=beside)
 
 
 def _former(source: Source, found: Pending) -> Source:

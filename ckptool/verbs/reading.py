@@ -16,8 +16,8 @@ from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import Folder, PlaceLike, Source, is_folder
-from ckptool.verbs.opening import open_place
+from ckptool.places import Folder, PlaceLike, Source, is_url
+from ckptool.verbs.opening import is_folder, open_folder, open_place
 
 _INDEX = ".index.json"
 _RANK_FILE = "_states.pt"
@@ -34,11 +34,14 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
-    """Read what `place` is; closed at the end. Raises CkptError, naming the file."""
+def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
+    """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,
+    naming the file.
+    """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
-    if path is not None and path.endswith(_INDEX) and os.path.isfile(path):
-        yield _sharded(os.path.dirname(path) or ".", limits, os.path.basename(path))
+    if path is not None and path.endswith(_INDEX) and (is_url(path) or os.path.isfile(path)):
+        folder = open_folder(os.path.dirname(path) or ".", strict=strict)
+        yield _sharded(folder, limits, os.path.basename(path))
         return
     notes: tuple[Note, ...] = ()
     if path is not None and is_index(path):
@@ -46,12 +49,13 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
     if path is not None and is_folder(path):
         from ckptool.formats.folders import look, read_folder
 
-        held = look(Folder(path))
+        folder = open_folder(path, strict=strict)
+        held = look(folder)
         if held.is_index:
-            yield Opened(read_folder(Folder(path), limits, held), None)
+            yield Opened(read_folder(folder, limits, held), None)
             return
         place, notes = os.path.join(path, held.name), held.notes
-    source, said = open_place(place)
+    source, said = open_place(place, strict=strict)
     with source:
         try:
             checkpoint = read(source, limits)
@@ -65,7 +69,7 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT) -> Iterator[Opened]:
 
 def _of_a_folder(path: str | None) -> tuple[Note, ...]:
     """One file of a DeepSpeed checkpoint stands for no more than its rank."""
-    if path is None or not path.endswith(_RANK_FILE):
+    if path is None or not path.endswith(_RANK_FILE) or is_url(path):
         return ()
     from ckptool.formats.layouts import is_rank_of_zero
 
@@ -81,7 +85,7 @@ def is_index(path: str) -> bool:
     return os.path.basename(path) == _METADATA and os.path.isfile(path)
 
 
-def _sharded(folder: str, limits: Limits, index: str | None) -> Opened:
+def _sharded(folder: Folder, limits: Limits, index: str | None) -> Opened:
     from ckptool.formats import hf_shards
 
-    return Opened(hf_shards.read(Folder(folder), limits, index), None)
+    return Opened(hf_shards.read(folder, limits, index), None)

@@ -18,9 +18,9 @@ from ckptool.formats.audit import members_of, storage_members
 from ckptool.formats.salvage import remains
 from ckptool.formats.salvage_parts import Kept, without
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import PlaceLike, Source, is_folder
+from ckptool.places import PlaceLike, Source
 from ckptool.verbs.deciding import Decision
-from ckptool.verbs.opening import open_place
+from ckptool.verbs.opening import is_folder, open_place
 from ckptool.verbs.verify_sums import Progress, checksums
 
 WITH_IT = "left out as a whole, since tensors of it are lost"
@@ -116,7 +116,7 @@ def salvaged(
     """Open a damaged file. Raises CkptError when no tensor of it is whole, naming the file."""
     if is_folder(place) or str(place).endswith(".index.json"):
         raise Unsupported("--salvage takes one file", hint="give the damaged shard by itself")
-    source, said = open_place(place)
+    source, said = open_place(place, strict=True)
     with source:
         found = rescue(source, limits, progress)
         damaged = found.error is not None or found.lost or found.records

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import PlaceLike, is_folder
-from ckptool.verbs.opening import open_place
+from ckptool.places import PlaceLike
+from ckptool.verbs.opening import is_folder, open_place
 from ckptool.verbs.reading import is_index
 from ckptool.verbs.verify_file import verify_source
 from ckptool.verbs.verify_report import Verification
@@ -30,6 +30,6 @@ def verify_place(
         from ckptool.verbs.verify_shards import verify_folder
 
         return verify_folder(path, finite, limits, progress)
-    source, said = open_place(place)
+    source, said = open_place(place, strict=True)
     with source:
         return verify_source(source, finite, limits, progress, said)

@@ -16,7 +16,7 @@ from ckptool.formats.folders import look
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.limits import Limits
 from ckptool.places import Folder
-from ckptool.verbs.opening import open_place
+from ckptool.verbs.opening import open_folder, open_place
 from ckptool.verbs.verify_file import verify_source
 from ckptool.verbs.verify_report import Coverage, Finding, Numbers, Verification
 from ckptool.verbs.verify_sums import Progress
@@ -33,9 +33,12 @@ def verify_folder(
     """
     notes: tuple[Note, ...] = ()
     if path.endswith(".index.json") and not os.path.isdir(path):
-        folder, name = Folder(os.path.dirname(path) or "."), os.path.basename(path)
+        folder, name = (
+            open_folder(os.path.dirname(path) or ".", strict=True),
+            os.path.basename(path),
+        )
     else:
-        folder = Folder(path)
+        folder = open_folder(path, strict=True)
         held = look(folder)
         if held.layout not in ("", NAME):
             from ckptool.verbs.verify_joined import verify_joined
@@ -43,13 +46,13 @@ def verify_folder(
             return verify_joined(folder, held, finite, limits, progress)
         name, notes = held.name, held.notes
         if not held.is_index:
-            source, said = open_place(os.path.join(path, name))
+            source, said = open_place(os.path.join(path, name), strict=True)
             with source:
                 return verify_source(source, finite, limits, progress, (*notes, *said))
     try:
         index = read_index(folder, name, limits)
     except CkptError as error:
-        if error.slug == "special-file" and not os.path.isfile(os.path.join(folder.path, name)):
+        if error.slug == "special-file" and not folder.size_of(name):
             raise
         main = _of_error(error, 2)
         return Verification(path, NAME, TITLES[NAME], 0, (main,), safe=None, notes=notes)
@@ -78,10 +81,10 @@ class _Folder:
     def verified(self, path: str, notes: tuple[Note, ...]) -> Verification:
         """Everything about all of them."""
         index = self.index
-        done, total = 0, sum(self._size(name) for name in index.shards)
+        done, total = 0, sum(self.folder.size_of(name) for name in index.shards)
         for name in index.shards:
             self._shard(name, done, total)
-            done += self._size(name)
+            done += self.folder.size_of(name)
         if not any(finding.status == 2 for finding in self.findings):
             notes += self._against_index()
         safes = {shard.safe for shard in self.shards}
@@ -92,16 +95,12 @@ class _Folder:
             loading=self._loading(), numbers=self._numbers(), notes=(*notes, *index.notes),
         )  # fmt: skip
 
-    def _size(self, name: str) -> int:
-        path = os.path.join(self.folder.path, name)
-        return os.path.getsize(path) if os.path.isfile(path) else 0
-
     def _keys(self, name: str) -> tuple[str, ...]:
         return tuple(key for key, file in self.index.files.items() if file == name)
 
     def _shard(self, name: str, done: int, total: int) -> None:
         keys = self._keys(name)
-        if not os.path.lexists(os.path.join(self.folder.path, name)):
+        if not self.folder.holds(name):
             text = f"a shard is missing: {len(keys):,} of {len(self.index.files):,} keys are in it"
             self._gone(Finding("special-file", text, 2, keys=keys, member=name), "in no file")
             return

@@ -1,0 +1,154 @@
+"""Requests to object stores and web servers, made by obstore.
+
+Knows: how a store is made, retried and asked. Must not know: formats, sources, what is cached.
+obstore is imported when the first URL is opened. It reads the variables of each cloud (AWS_…,
+GOOGLE_…, AZURE_…, HTTPS_PROXY) by itself; its HTTP client follows redirects and takes the token
+off when one leads to another host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from ckptool.errors import CkptError
+from ckptool.remote_errors import RETRIES, explained, short
+from ckptool.remote_urls import Located
+
+_HINT = "pip install 'ckptool[remote]'"
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
+_TIMEOUT = "10m"  # of one request: a part of 8 MiB over a slow line
+_STALLED = "60s"  # without a byte
+_LARGEST_WHOLE = 16 << 20
+
+
+class Meta(NamedTuple):
+    """What a store says of an object; `identity` changes when its bytes do."""
+
+    size: int
+    identity: tuple[str, ...]
+
+
+class Answer(NamedTuple):
+    """Bytes from `start`, and what the server said of the whole."""
+
+    start: int
+    data: memoryview
+    meta: Meta
+
+
+class Store:
+    """One object's store. All methods raise CkptError, naming the object."""
+
+    def __init__(self, place: Located, *, reading: bool = True) -> None:
+        self.place = place
+        self.obs = _obstore()
+        try:
+            self.store = _made(place, reading)
+        except Exception as error:
+            raise explained(error, place) from None
+
+    def get(self, start: int, end: int) -> Answer:
+        """Bytes [`start`, `end`), fewer at the end of the object."""
+        return self._answer({"range": (start, end)})
+
+    def whole(self) -> Answer | None:
+        """The whole of a small object; None where it is not small."""
+        try:
+            found = self.obs.get(self.store, self.place.key)
+            if found.meta["size"] > _LARGEST_WHOLE:
+                return None
+            return Answer(0, memoryview(found.bytes()), _meta(found.meta))
+        except Exception as error:
+            raise explained(error, self.place) from None
+
+    def head(self) -> Meta | None:
+        """Size and identity without content; None where there is no such object."""
+        try:
+            return _meta(self.obs.head(self.store, self.place.key))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise explained(error, self.place) from None
+
+    def listed(self, prefix: str) -> tuple[dict[str, int], list[str]]:
+        """{name: size in bytes} and prefixes right under a prefix that ends with / (or is "")."""
+        try:
+            found = self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
+        except Exception as error:
+            raise explained(error, self.place) from None
+        files = {row["path"].rpartition("/")[2]: row["size"] for row in found["objects"]}
+        return files, [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+
+    def put(self, data: bytes, *, create: bool) -> None:
+        """The whole object at once; with `create` only where none is. Raises FileExistsError."""
+        mode = "create" if create else "overwrite"
+        try:
+            self.obs.put(self.store, self.place.key, data, mode=mode, use_multipart=False)
+        except Exception as error:
+            if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+                raise FileExistsError from None
+            raise explained(error, self.place) from None
+
+    def put_parts(self, pieces: Iterator[bytes], part_bytes: int, at_once: int) -> None:
+        """The object in parts, visible when `pieces` ends; given up when `pieces` raises."""
+        self.obs.put(
+            self.store, self.place.key, pieces, use_multipart=True, chunk_size=part_bytes,
+            max_concurrency=at_once,
+        )  # fmt: skip
+
+    def _answer(self, options: dict[str, Any]) -> Answer:
+        try:
+            found = self.obs.get(self.store, self.place.key, options=options)
+            data = memoryview(found.bytes())
+            start, end = found.range
+            meta = _meta(found.meta)
+        except Exception as error:
+            raise explained(error, self.place) from None
+        if len(data) != end - start:
+            raise short(self.place)
+        return Answer(start, data, meta)
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+    except ImportError:
+        raise CkptError(
+            "URLs need the package obstore, which is not installed", hint=_HINT,
+            slug="remote-missing",
+        ) from None  # fmt: skip
+    return obstore
+
+
+def _made(place: Located, reading: bool) -> Any:
+    from obstore.store import HTTPStore, from_url
+
+    retries: Any = {
+        "max_retries": RETRIES,
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2),
+            "base": 2,
+        },
+        "retry_timeout": timedelta(minutes=2),
+    }  # fmt: skip
+    options: Any = {"timeout": _TIMEOUT, "connect_timeout": "10s"}
+    if reading:  # while a part is sent, nothing is read
+        options["read_timeout"] = _STALLED
+    if place.is_web:
+        options["allow_http"] = True
+        if place.token:
+            options["default_headers"] = {"Authorization": f"Bearer {place.token}"}
+        return HTTPStore.from_url(place.root, client_options=options, retry_config=retries)
+    endpoints = [os.environ.get(name, "") for name in _ENDPOINTS]
+    if any(url.lower().startswith("http://") for url in endpoints):  # the user's own word
+        options["allow_http"] = True
+    return from_url(place.root, client_options=options, retry_config=retries)
+
+
+def _meta(found: Any) -> Meta:
+    """By ETag; by date where there is none (no date at all reads as 1970)."""
+    tag = found["e_tag"]
+    return Meta(found["size"], (tag,) if tag else (found["last_modified"].isoformat(),))
