@@ -25,6 +25,7 @@ from ckptool.targets import (
     resolve,
     sync_folder,
 )
+from ckptool.taskbook import book_path
 
 __all__ = [
     "FileSink", "FolderSink", "Sink", "Target", "check_different", "check_none_is_source",
@@ -206,7 +207,7 @@ def check_space(targets: Sequence[Target], sizes: Sequence[int]) -> None:
 
 
 def findings_beside(targets: Sequence[Target]) -> list[str]:
-    """Sentences about what lies there: temp files of dead runs, other hard links."""
+    """Sentences about what lies there: temp files and books of dead runs, other hard links."""
     stems: dict[str, set[str]] = {}
     for target in targets:
         stems.setdefault(target.folder, set()).add(target.stem())
@@ -216,6 +217,10 @@ def findings_beside(targets: Sequence[Target]) -> list[str]:
         for name in _stale(folder, ours)
     ]
     for target in targets:
+        book = book_path(target.folder, target.name)
+        if os.path.lexists(book):
+            what = "what an interrupted run has done; --resume goes on from it, or remove it"
+            said.append(f"{what}: {os.path.basename(book)}")
         if target.old is not None and target.old.st_nlink > 1:
             others = target.old.st_nlink - 1
             said.append(f"{others} other hard link(s) to {target.path} keep the old content")
