@@ -211,6 +211,7 @@ class _Run:
         if first.new:
             first.new.make()
         self._book = Book(book_path(first.folder, first.name))
+        self._forget(os.path.basename(self._book.path))  # what became of it is told below
         plan = digest(self._plan, self._step, __version__, self._check)
         adopted = self._adopt(self._book.found, plan, resume)
         check_space(self._targets, [_missing(t, o.size_bytes) for t, o in self._pairs()])
@@ -240,9 +241,12 @@ class _Run:
         for number, (target, temp) in enumerate(zip(self._targets, found.temps, strict=True)):
             if temp.size == self._plan.outputs[number].size_bytes and target.adopt(*temp):
                 self._adopted.add(number)
-        ours = {os.path.basename(target.temp) for target in self._targets if target.temp}
-        self._notes = [note for note in self._notes if not note.endswith(tuple(ours) or ("\0",))]
+        self._forget(*(os.path.basename(t.temp) for t in self._targets if t.temp))
         return dict(found.done)
+
+    def _forget(self, *names: str) -> None:
+        """Drop what was said of files that are ours."""
+        self._notes = [note for note in self._notes if not note.endswith(names)]
 
     def tasks(self) -> list[Task]:
         """All ranges; those an earlier run finished are only proven."""

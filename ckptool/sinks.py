@@ -25,6 +25,7 @@ from ckptool.targets import (
     resolve,
     sync_folder,
 )
+from ckptool.taskbook import book_path
 
 __all__ = [
     "FileSink", "FolderSink", "Outlet", "Sink", "Target", "check_different", "check_none_is_source",
@@ -249,7 +250,7 @@ def check_space(targets: Sequence[Outlet], sizes: Sequence[int]) -> None:
 
 
 def findings_beside(outlets: Sequence[Outlet]) -> list[str]:
-    """Sentences about what lies there: temp files of dead runs, other hard links."""
+    """Sentences about what lies there: temp files and books of dead runs, other hard links."""
     targets = [outlet for outlet in outlets if isinstance(outlet, Target)]
     stems: dict[str, set[str]] = {}
     for target in targets:
@@ -260,6 +261,10 @@ def findings_beside(outlets: Sequence[Outlet]) -> list[str]:
         for name in _stale(folder, ours)
     ]
     for target in targets:
+        book = book_path(target.folder, target.name)
+        if os.path.lexists(book):
+            what = "what an interrupted run has done; --resume goes on from it, or remove it"
+            said.append(f"{what}: {os.path.basename(book)}")
         if target.old is not None and target.old.st_nlink > 1:
             others = target.old.st_nlink - 1
             said.append(f"{others} other hard link(s) to {target.path} keep the old content")

@@ -72,7 +72,8 @@ def book_path(folder: str, name: str) -> str:
 class Book:
     """The book of this run, locked until `close`: no other run writes these outputs meanwhile.
 
-    `found` is what lay there. Raises OutputError `output-busy` when another run has it, OSError.
+    `found` is what lay there. Raises OutputError: `output-busy` when another run has it,
+    `output-special` when it is no file of its own; OSError.
     """
 
     def __init__(self, path: str) -> None:
@@ -82,7 +83,14 @@ class Book:
         for _ in range(3):  # between opening and locking, the run that had it may remove it
             there = self._open()
             self._lock()
-            if os.fstat(self._fd).st_nlink:
+            info = os.fstat(self._fd)
+            if info.st_nlink > 1 or not stat.S_ISREG(info.st_mode):
+                os.close(self._fd)
+                raise OutputError(
+                    "something else has the name of its list of tasks", path=path,
+                    slug="output-special", hint="remove it, or give another -o",
+                )  # fmt: skip
+            if info.st_nlink:
                 break
             os.close(self._fd)
         if there:
@@ -148,8 +156,7 @@ def _row(number: int, entry: Entry) -> dict[str, Any]:
 
 # -- reading -----------------------------------------------------------------------------------
 def _whole(fd: int) -> bytes:
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST:
+    if os.fstat(fd).st_size > _LARGEST:
         return b""
     pieces = []
     while data := os.read(fd, 1 << 20):

@@ -408,6 +408,30 @@ def test_two_runs_at_one_time(source, tmp_path):
         book.close(remove=True)
 
 
+def test_a_plain_run_tells_of_the_book(source, plain, tmp_path):
+    killed(source, tmp_path / "out.pth", 9, "--to-cpu", "--jobs", "2")
+    done, path = convert(source, tmp_path, "zip")
+
+    assert digests(path) == plain["zip"][0]
+    told = [note.text for note in done.notes if ".ckptool-" in note.text]
+    assert len(told) == 2  # the temp file, and the book
+    assert any(text.endswith("or remove it: .out.pth.ckptool-tasks") for text in told)
+
+
+@pytest.mark.parametrize("kind", ["hard link", "link", "fifo", "folder"])
+def test_what_only_has_the_name_of_a_book_is_left_alone(source, tmp_path, kind):
+    other = tmp_path / "precious"
+    other.write_bytes(b"years of work")
+    book = taskbook.book_path(str(tmp_path), "out.pth")
+    {"hard link": lambda: os.link(other, book), "link": lambda: os.symlink(other, book),
+     "fifo": lambda: os.mkfifo(book), "folder": lambda: os.mkdir(book)}[kind]()  # fmt: skip
+    with pytest.raises(OutputError):
+        convert(source, tmp_path, "zip", jobs=2)
+
+    assert other.read_bytes() == b"years of work"
+    assert sorted(os.listdir(tmp_path)) == [os.path.basename(book), "precious"]
+
+
 HOSTILE = [
     b"", b"\n", b"\0" * 100, b"[" * 100_000 + b"\n", b'{"book": 1}\n', b'{"book": "ckptool-tasks"}\n',
     b'{"book":"ckptool-tasks","version":1,"plan":7,"temps":[["../x",1,2]]}\n',

@@ -1,6 +1,9 @@
 """Dask's own scheduler and workers: the same bytes, also when a worker is killed in the middle."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import engines_support as support
@@ -13,6 +16,7 @@ from ckptool.errors import EngineError
 
 dask = pytest.importorskip("dask", reason="Dask is not installed: ckptool[dask]")
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: ckptool[dask]")
+KILLED = Path(__file__).with_name("engine_killed.py")
 pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),  # Dask's own, of sockets and of event loops
@@ -70,6 +74,22 @@ def test_the_tasks_of_a_killed_worker_run_again(source, cluster, tmp_path, monke
     (tmp_path / "plain").mkdir()
     assert digests(path) == digests(convert(source, tmp_path / "plain", "zip")[1])
     assert left(tmp_path) == []
+
+
+def test_a_killed_driver_is_gone_on_with(source, cluster, tmp_path):
+    engine = f"dask={cluster.scheduler_address}"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = [sys.executable, str(KILLED), str(source), str(tmp_path / "out.pth"), "7", "--to-cpu",
+            "--engine", engine]  # fmt: skip
+    killed = subprocess.run(argv, env=env, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(left(tmp_path)) == 2
+    done, path = convert(source, tmp_path, "zip", engine=engine, resume=True)
+
+    (tmp_path / "plain").mkdir()
+    assert digests(path) == digests(convert(source, tmp_path / "plain", "zip")[1])
+    assert left(tmp_path) == []
+    assert any("interrupted run: 7 of" in note.text for note in done.notes)
 
 
 def test_a_worker_that_raises(source, cluster, tmp_path, monkeypatch):
