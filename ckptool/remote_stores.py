@@ -139,8 +139,8 @@ def _made(place: Located, reading: bool) -> Any:
         options["read_timeout"] = _STALLED
     if place.is_web:
         options["allow_http"] = True
-        if place.token:
-            options["default_headers"] = {"Authorization": f"Bearer {place.token}"}
+        if place.authorization:
+            options["default_headers"] = {"Authorization": place.authorization}
         return HTTPStore.from_url(place.root, client_options=options, retry_config=retries)
     endpoints = [os.environ.get(name, "") for name in _ENDPOINTS]
     if any(url.lower().startswith("http://") for url in endpoints):  # the user's own word

@@ -7,8 +7,9 @@ networks.
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ckptool.errors import UsageError
 from ckptool.urls import masked
@@ -21,7 +22,8 @@ _KINDS = ("datasets", "spaces")
 
 class Located(NamedTuple):
     """`root` is what a store is made for, `key` the object in it ("" on the web, where the root
-    is the whole address); `name` is what may be shown; `token` goes to this host alone.
+    is the whole address); `name` is what may be shown; `authorization`, the header of that name,
+    goes to this host alone.
     """
 
     url: str
@@ -29,7 +31,7 @@ class Located(NamedTuple):
     root: str
     key: str
     name: str
-    token: str = ""
+    authorization: str = ""
 
     @property
     def is_web(self) -> bool:
@@ -46,15 +48,23 @@ def locate(url: str) -> Located | None:
     if scheme == "hf":
         return _located_hub(url)
     if scheme in WEB:
-        if not urlsplit(url).hostname:
-            raise UsageError("a URL without a host", path=masked(url))
-        return Located(url, scheme, url.partition("#")[0], "", masked(url))
+        return _located_web(url, scheme)
     if scheme not in BUCKETS:
         return None
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket:
         raise UsageError("a URL without a bucket", path=masked(url), hint=f"{scheme}://BUCKET/KEY")
     return Located(url, scheme, f"{BUCKETS[scheme]}://{bucket}", key, masked(url))
+
+
+def _located_web(url: str, scheme: str) -> Located:
+    parts = urlsplit(url.partition("#")[0])
+    if not parts.hostname:
+        raise UsageError("a URL without a host", path=masked(url))
+    user, at, host = parts.netloc.rpartition("@")
+    login = b64encode(unquote(user).encode()).decode() if at else ""
+    root = urlunsplit(parts._replace(netloc=host))
+    return Located(url, scheme, root, "", masked(url), f"Basic {login}" if at else "")
 
 
 def _located_hub(url: str) -> Located:
@@ -71,7 +81,8 @@ def _located_hub(url: str) -> Located:
         "resolve", quote(unquote(revision) or "main", safe=""), *map(quote, parts[2:]),
     ])  # fmt: skip
     scheme = urlsplit(root).scheme.lower()
-    return Located(url, scheme, root, "", masked(url), os.environ.get("HF_TOKEN", "").strip())
+    token = os.environ.get("HF_TOKEN", "").strip()
+    return Located(url, scheme, root, "", masked(url), f"Bearer {token}" if token else "")
 
 
 def _hub_parts(url: str) -> tuple[list[str], list[str]]:

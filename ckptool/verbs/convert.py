@@ -117,8 +117,6 @@ def _beside(path: str, request: Request) -> str:
         return f"OUT{os.path.splitext(path)[1]}"
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
-    if is_url(path):
-        raise UsageError("nothing is written beside a URL unasked", hint="give a place with -o OUT")
     if is_folder(path) or path.endswith(".index.json"):
         raise UsageError("a folder has no name to write beside", hint="give one with -o OUT")
     return default_output(path, request.device)

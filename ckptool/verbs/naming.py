@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import os
 
+from ckptool.places import is_url
+
 _DOUBLE = (".pth.tar", ".pt.tar")
 
 
 def suffixed(path: str, word: str) -> str:
-    """`net.pth` and `cpu` give `net.cpu.pth`; `.pth.tar` counts as one suffix."""
+    """`net.pth` and `cpu` give `net.cpu.pth`; `.pth.tar` counts as one suffix. Beside a URL is
+    the current folder: most of them cannot be written to.
+    """
     folder, name = os.path.split(path)
+    if is_url(path):
+        folder, name = "", os.path.basename(path.partition("?")[0].partition("#")[0]) or "model"
     double = next((suffix for suffix in _DOUBLE if name.lower().endswith(suffix)), "")
     if double:
         stem, suffix = name[: -len(double)], name[-len(double) :]
