@@ -52,6 +52,10 @@ def test_a_command_of_the_readme_ends_as_it_says(command: str, tmp_path: Path):
     shutil.copytree(ROOT / "tests" / "fixtures", tmp_path, dirs_exist_ok=True)
     for name, fixture in STANDING_FOR.items():
         shutil.copy(tmp_path / fixture, tmp_path / name)
+    shutil.copytree(tmp_path / "dcp" / "fsdp", tmp_path / "step5")
+    (tmp_path / "runs").mkdir()
+    for name in ("net_plain.pth", "dp_cuda.pth"):
+        shutil.copy(tmp_path / name, tmp_path / "runs")
     (tmp_path / "net.py").write_text(NET)
     argv = shlex.split(command, comments=True)[1:]
     if "-o" in argv:
