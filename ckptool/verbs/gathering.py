@@ -30,7 +30,7 @@ _WHOLE: tuple[Callable[[Sequence[str]], bool], ...] = (
 )
 """Asked of the names in a folder: whether it is one checkpoint (DCP), read as a folder."""
 _LIST_BYTES = 256 << 20
-_MAGIC = re.compile(r"[*?[]")
+_MAGIC = re.compile(r"[*?]|\[.+\]", re.DOTALL)  # an unclosed bracket is a bracket
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 

@@ -25,7 +25,8 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u20
 
 def shell(line, cwd, **env):
     """A line of sh; `$C` is the command."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    known = os.environ.get("PYTHONPATH")  # an empty part would be the current folder
+    path = os.pathsep.join([str(ROOT), known] if known else [str(ROOT)])
     env = {**os.environ, "PYTHONPATH": path, "C": f"{sys.executable} -m ckptool", **env}
     return subprocess.run(
         ["sh", "-c", line], cwd=cwd, env=env, capture_output=True, check=False, timeout=60
@@ -232,7 +233,8 @@ CROWDED = {
 def test_a_hundred_thousand_tensors(case, crowd, tmp_path):
     words, seconds, megabytes = CROWDED[case]
     words = [word.format(crowd, tmp_path) for word in words]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    known = os.environ.get("PYTHONPATH")  # an empty part would be the current folder
+    path = os.pathsep.join([str(ROOT), known] if known else [str(ROOT)])
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptool", *words],
         stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path},

@@ -181,8 +181,12 @@ def injected(bench, choose):
 QUICK = {"the disk is full", "^C at write", "killed at write", "a copy lies", "a cut lies"}
 
 
+FEW = ("zip to zip", "zip to shards", "zip to safetensors", "in place")
+
+
+@pytest.mark.parametrize("bench", FEW, indirect=True)
 def test_a_few_faults_of_each_kind(bench):
-    """A few points of each row, others in each; all of them are the next test."""
+    """A few points of some rows, others in each; all of them are the next test."""
     row = list(ROWS.values()).index(bench.row)
 
     def choose(points, number, name):
