@@ -6,13 +6,13 @@ Never mmap: a file cut while it is mapped kills the process; a short read is an 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
 import stat
 from _thread import allocate_lock  # threading.Lock by its own name; threading costs 3 ms
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO
 
@@ -227,7 +227,7 @@ class FileSource(Source):
         """Close the descriptor; later reads fail, and never read another file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # what was read, was read
+            with suppress(OSError):  # what was read, was read
                 os.close(fd)
 
 

@@ -15,7 +15,7 @@ HOUSE: dict[int, list[set[str]]] = {
     1: [{"places"}, {"pickles"}],
     2: [
         {"zips", "zipcentral", "ziplocal", "zipchain", "ziplayout", "zipcut", "zipnames", "zipplan"},
-        {"writing", "sinks", "targets", "sums", "inplace", "journals"},
+        {"writing", "sinks", "targets", "sums", "inplace", "journals", "interrupts"},
         {"checkpoint", "records"},
         {"rules", "keynames", "wrapping", "renaming", "globs", "layer_versions"},
     ],
