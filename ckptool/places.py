@@ -346,11 +346,8 @@ class Folder:
         except OSError as error:  # the current folder was removed
             raise _open_error(path, error) from error
         if not any(real.startswith(os.path.join(root, "")) for root in (home, *_blobs(home))):
-            raise PathEscape(
-                "a link that leads out of the folder",
-                path=path,
-                hint="put the file itself in its place",
-            )
+            hint = "put the file itself in its place"
+            raise PathEscape("a link that leads out of the folder", path=path, hint=hint)
         return _open_path(real, path)
 
 
