@@ -118,7 +118,8 @@ def truncate(source: Source, size: int, *, fsync: bool = True) -> None:
 
 
 def _cut(fd: int, size: int, fsync: bool) -> None:
-    os.ftruncate(fd, size)
+    if os.fstat(fd).st_size != size:  # else its time of change would be another
+        os.ftruncate(fd, size)
     if os.fstat(fd).st_size != size:
         raise OSError(errno.EIO, "the disk did not cut the file back")
     try:

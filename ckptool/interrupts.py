@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,11 +20,15 @@ def held(done: str = "") -> Iterator[None]:
     KeyboardInterrupt can come (other threads, SIGINT ignored) nothing is changed.
     """
     former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(former):
+    came: list[Any] = []
+    try:
+        if callable(former):
+            signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    except ValueError:  # another thread than the main one
+        former = None
+    if not callable(former):
         yield
         return
-    came: list[Any] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:

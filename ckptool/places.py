@@ -6,7 +6,6 @@ Never mmap: a file cut while it is mapped kills the process; a short read is an 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import os
@@ -14,6 +13,7 @@ import re
 import stat
 from _thread import allocate_lock  # threading.Lock by its own name; threading costs 3 ms
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO
 
 from ckptool.errors import PathEscape, SpecialFile
@@ -122,7 +122,7 @@ class FileSource(Source):
         """Close the descriptor; later reads fail, and never read another file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # what was read, was read
+            with suppress(OSError):  # what was read, was read
                 os.close(fd)
 
 
@@ -224,11 +224,8 @@ class Folder:
         except OSError as error:  # the current folder was removed
             raise _open_error(path, error) from error
         if not any(real.startswith(os.path.join(root, "")) for root in (home, *_blobs(home))):
-            raise PathEscape(
-                "a link that leads out of the folder",
-                path=path,
-                hint="put the file itself in its place",
-            )
+            hint = "put the file itself in its place"
+            raise PathEscape("a link that leads out of the folder", path=path, hint=hint)
         return _open_path(real, path)
 
 

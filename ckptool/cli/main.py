@@ -116,7 +116,7 @@ def _misused(error: click.ClickException, args: list[str]) -> int:
     if "--json" in args:
         return _fail(UsageError(error.format_message()), args)
     with suppress(OSError):
-        error.show()
+        error.show(sys.stderr)  # in its own encoding, which click would set aside
     return error.exit_code if error.exit_code != 1 else 2
 
 
