@@ -127,6 +127,21 @@ CODE = {
     "a function of torch.nn by INST": b"(itorch.nn.modules.utils\nrepeat\n",
     "a function of torch.nn by OBJ": b"(" + name("torch.nn.utils.fusion", "copy") + b"o",
     "a class of torch.nn by INST": b"(itorch.nn.modules.linear\nLinear\n",
+    "a stranger's function by INST, which is called": b"(iacme.net\nmain\n",
+    "a stranger's function by OBJ": b"(" + name("acme.net", "main") + b"o",
+    **{
+        f"an object of {module}, which is wherever torch is": name(module, "Thing") + NEW
+        for module in ("sympy.matrices.dense", "networkx", "jinja2.environment", "fsspec.mapping",
+                       "pip._internal", "setuptools", "triton.runtime")
+    },
+    "an item of a sympy matrix, which is evaluated": (
+        name("sympy.matrices.dense", "MutableDenseMatrix") + NEW
+        + tup(call("builtins.slice", 0, 1), call("builtins.slice", 0, 1)) + op(["exit()"]) + b"s"
+    ),
+    **{
+        f"an object of {module}, a standard module of some Python": name(module, "Thing") + NEW
+        for module in ("test.support", "_testcapi", "annotationlib", "compression.zstd", "binhex")
+    },
     "what functorch imports": name("functorch.compile", "Thing") + NEW,
 }  # fmt: skip
 

@@ -34,9 +34,7 @@ from ckptool.formats.vetted import (
     no_arguments,
 )
 from ckptool.pickles.nodes import (
-    INST,
     NEWOBJ,
-    OBJ,
     PAIR_OPS,
     REDUCE,
     Box,
@@ -149,9 +147,9 @@ class Judge:
             return KNOWN, ""
         if call.op == NEWOBJ and full.startswith(RECORDS) and not call.batches:
             return (KNOWN, "") if is_class(name) or name == "_remote_device" else (CODE, "called")
-        if call.op in (NEWOBJ, INST, OBJ) and not args and call.kwargs is None:
+        if call.op == NEWOBJ and not args and call.kwargs is None:
             return self._instance(module, name, call)
-        return CODE, "called"
+        return CODE, "called"  # INST and OBJ too: without arguments they call what is no class
 
     def _take_class(self, node: GlobalNode, call: Obj) -> None:
         """A class that is an argument by right: its tuple is no place where it is a value."""

@@ -15,13 +15,26 @@ from ckptool.formats.rebuild import BUILDERS
 from ckptool.pickles.nodes import Global as GlobalNode
 from ckptool.pickles.nodes import text_of
 
-# Standard modules that left the standard library: a class of theirs is not foreign.
-_GONE = frozenset(("distutils", "imp", "asynchat", "asyncore", "smtpd", "cgi", "cgitb", "crypt",
-                   "pipes", "telnetlib", "uu", "xdrlib", "nntplib", "commands", "lib2to3"))  # fmt: skip
+# Modules of the standard library that `sys.stdlib_module_names` of this Python leaves out: those
+# of other versions, older and newer, and its tests. A class of theirs is not foreign.
+_OTHER_STANDARD = frozenset((
+    "distutils", "imp", "asynchat", "asyncore", "smtpd", "cgi", "cgitb", "crypt", "pipes", "telnetlib",
+    "uu", "xdrlib", "nntplib", "commands", "lib2to3", "binhex", "formatter", "parser", "symbol",
+    "macpath", "dummy_threading", "_dummy_thread", "_bootlocale", "aifc", "audioop", "chunk", "imghdr",
+    "mailcap", "msilib", "nis", "ossaudiodev", "sndhdr", "spwd", "sunau", "annotationlib",
+    "compression", "_colorize", "_pyrepl", "_interpreters", "_interpchannels", "_interpqueues",
+    "_android_support", "_apple_support", "_ios_support", "_py_warnings", "_remote_debugging", "_zstd",
+    "_hmac", "_types", "test", "xxlimited", "xxlimited_35", "xxsubtype"))  # fmt: skip
+_STANDARD_TESTS = ("_test", "_xx")  # _testcapi, _xxtestfuzz …
+# What torch brings along wherever it is installed (its Requires-Dist and theirs, and what every
+# virtual environment has): not classes that nobody has got. sympy's matrices evaluate texts.
+_TORCH_REQUIRES = frozenset((
+    "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "setuptools", "sympy",
+    "typing_extensions", "isympy", "triton", "nvidia", "cuda", "pip", "pkg_resources", "wheel",
+    "_distutils_hack"))  # fmt: skip
 _CODECS = ("latin1", "latin-1", "iso-8859-1", "utf-8", "utf8", "ascii", "us-ascii")
-_OURS = frozenset(
-    ("torch", "functorch", "torchgen", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions")
-)
+_OURS = ("torch", "functorch", "torchgen", "numpy", "builtins", "__builtin__", "copy_reg", "exceptions")  # fmt: skip
+_HERE = _OTHER_STANDARD | _TORCH_REQUIRES | frozenset(_OURS)
 
 
 def _plain(args: list[Any]) -> bool:
@@ -229,6 +242,9 @@ def is_foreign_class(module: str, name: str) -> bool:
 
 
 def is_foreign(module: str) -> bool:
-    """Whether a module belongs to neither the standard library nor torch nor numpy."""
+    """Whether a module belongs to neither the standard library nor torch, what it requires, nor
+    numpy.
+    """
     top = module.partition(".")[0]
-    return bool(top) and top not in sys.stdlib_module_names and top not in _GONE | _OURS
+    known = top in sys.stdlib_module_names or top in _HERE or top.startswith(_STANDARD_TESTS)
+    return bool(top) and not known

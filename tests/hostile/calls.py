@@ -10,6 +10,7 @@ from hostile.blocks import (
     HOOKS,
     MARK,
     MEMOIZE,
+    NEWOBJ,
     POP,
     SOURCE,
     STACK_GLOBAL,
@@ -30,6 +31,7 @@ from hostile.blocks import (
 from hostile.cases import CODE, CODE_OTHER, INVALID, Case
 
 SYSTEM = name("os", "system")
+EXPRESSION = "__import__('os').system('touch \"$MARKER\"')"
 
 
 def popped(gadget: bytes, protocol: int = 2):
@@ -128,6 +130,11 @@ CASES = (
     Case("inst", "INST of protocol 0", CODE, popped(MARK + op(COMMAND) + b"ios\nsystem\n")),
     Case("obj", "OBJ, popped at once: some readers forget the call", CODE,
          popped(MARK + name("subprocess", "Popen") + op(["sh", "-c", COMMAND]) + b"o")),
+    Case("inst-stranger", "a function of a module we have not got, by INST: it is called", CODE_OTHER,
+         valued(MARK + b"ihostile_canary\nmain\n")),
+    Case("dependency", "an item of a sympy matrix, which is evaluated: torch requires sympy",
+         CODE_OTHER, valued(name("sympy.matrices.dense", "MutableDenseMatrix") + NEWOBJ
+                            + tup(*[call("builtins.slice", 0, 1)] * 2) + op([EXPRESSION]) + b"s")),
     Case("newobj-ex", "NEWOBJ_EX of a class that runs on construction", CODE,
          popped(name("subprocess", "Popen") + tup(["true"]) + b"}\x92", 4)),
     Case("extension", "a number registered for os.system, then EXT1: no name in the opcodes", INVALID,
