@@ -15,6 +15,7 @@ from ckptool.errors import CkptError, LimitExceeded
 from ckptool.formats.dicts import (
     SCALARS,
     Rows,
+    check_keys,
     dict_items,
     is_optimizer,
     key_text,
@@ -91,6 +92,7 @@ class Discoverer:
             if self._tensor(node, path):
                 continue
             rows = dict_items(node)
+            check_keys(rows or [], node)
             if type(node) is Obj:
                 self.found.call_paths[node.end] = path
             if wanted:
