@@ -521,6 +521,7 @@ HELP = {
     "Output": ["-o", "--to", "--max-shard-size", "--extras", "--tied", "--keep-object", "--in-place",
                "--undo", "-f", "-n"],
     "Safety": ["--recover", "--salvage", "--keep-unknown", "--no-check", "--no-fsync"],
+    "Workers": ["--jobs", "--engine", "--resume"],
     "Format": ["--json"],
     "Other": ["-q", "-v", "--color", "--debug", "-h"],
 }  # fmt: skip
@@ -585,7 +586,7 @@ def test_defaults_are_the_same():
         word = parameters[RENAMED.get(param.name, param.name)]
         if getattr(param, "is_flag", False):
             assert word.default is param.name.startswith("no_"), param.name
-        elif param.name == "tied":
+        elif param.name in ("tied", "jobs"):
             assert word.default == param.default
         else:
             assert not word.default, param.name

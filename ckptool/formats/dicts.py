@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckptool.errors import PickleInvalid
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import global_name
-from ckptool.pickles.nodes import Box, Obj, Tup, elements, items_of, pairs, text_of
+from ckptool.pickles.nodes import (
+    DICT,
+    LIST,
+    PAIR_OPS,
+    Box,
+    Obj,
+    Tup,
+    elements,
+    items_of,
+    pairs,
+    text_of,
+)
 
 _MANY = 1_000
 _PRINTED = 4_096  # bits of a number that Python still writes in decimal
@@ -27,12 +39,53 @@ def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
         return list(pairs(node)) if node.kind == 0x7D else None
     if type(node) is not Obj:
         return None
+    filled = any(batch.op in PAIR_OPS for batch in node.batches or ())
+    rows = _given(node, filled)
+    return rows if rows is None or not filled else rows + list(pairs(node))
+
+
+# Which argument of a dict-like class is a mapping, or a list of pairs, that it begins with.
+_BEGINS_WITH = {"OrderedDict": 0, "Counter": 0, "AttributeDict": 0, "defaultdict": 1}
+
+
+def _given(node: Obj, filled: bool) -> Rows | None:
+    """What a dict is made of before items are added: what its argument held by then. None for
+    what is no dict; of others than an OrderedDict this is asked only where items are added too.
+
+    Raises PickleInvalid for an argument that no pickler writes.
+    """
+    name = global_name(node.fn) or ""
+    if name != "collections.OrderedDict" and not filled:
+        return None
+    at = _BEGINS_WITH.get(name.rpartition(".")[2], 1 << 16)
     args = items_of(node.args) or []
-    if global_name(node.fn) == "collections.OrderedDict" and args and type(args[0]) is Box:
-        return [row for row in map(_listed_pair, elements(args[0])) if row is not None]
-    if node.batches and any(batch.op in (0x75, 0x73) for batch in node.batches):
-        return list(pairs(node))
-    return [] if global_name(node.fn) == "collections.OrderedDict" else None
+    first = args[at] if len(args) > at else None
+    if type(first) is Box:
+        first = _as_of(first, node.end)
+        if first.kind == DICT:
+            return list(pairs(first))
+        listed = [(element[0], _listed_pair(element)) for element in elements(first)]
+    else:
+        listed = [(first, None)]
+    if any(row is None and _may_be_pair(inner, first) for inner, row in listed):
+        raise PickleInvalid(
+            "a dict that is made of what is neither dict nor pairs", offset=node.end
+        )
+    return [row for _, row in listed if row is not None]
+
+
+def _may_be_pair(inner: Any, first: Any) -> bool:
+    """Whether Python could unpack what is no list or tuple into key and value, or iterate it."""
+    return type(inner) is Obj or (type(inner) is Tup and inner is first) or (type(inner) is Box and inner.kind != LIST)  # fmt: skip
+
+
+def _as_of(box: Box, end: int) -> Box:
+    """A container without what was added to it after byte `end`."""
+    if all(batch.end < end for batch in box.batches):
+        return box
+    before = Box(box.kind, box.start)
+    before.batches = [batch for batch in box.batches if batch.end < end]
+    return before
 
 
 def _listed_pair(element: tuple[Any, int, int]) -> tuple[Any, Any, int, int, int] | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ckptool.checkpoint import BY_TORCH_STORAGE, DType, Tensor
 from ckptool.errors import PickleInvalid
 from ckptool.formats.measures import array_shape, device_text, evolve, global_name, named_dtype
-from ckptool.pickles.nodes import REDUCE, Box, Obj, items_of, pairs, text_of
+from ckptool.pickles.nodes import DICT, REDUCE, Box, Obj, items_of, pairs, text_of
 
 
 class Reader(Protocol):
@@ -38,6 +38,10 @@ class Reader(Protocol):
         """A tuple of whole numbers."""
 
 
+_FLAGS = ("conj", "neg")
+_NUMBERS = frozenset(("data", "real", "imag", "__dict__", "__class__"))
+_PLAIN = ("torch.Tensor", "torch.nn.parameter.Parameter")
+
 Builder = Callable[[Reader, Obj, "list[Any]"], "Tensor | None"]
 
 
@@ -54,13 +58,45 @@ def _flag(value: Any, node: Obj) -> bool:
     return bool(value)
 
 
-def _flagged_kind(metadata: Any) -> str:
-    """Conj or neg when the math bits are set: the raw bytes are not the values."""
-    if type(metadata) is Box:
-        for key, value, *_ in pairs(metadata):
-            if key in ("conj", "neg") and value is True:
-                return str(key)
-    return "tensor"
+def _flagged_kind(metadata: Any, node: Obj) -> str:
+    """Conj or neg when the math bits are set: the raw bytes are not the values.
+
+    torch sets a bit when its name is there, whatever its value, and takes any mapping; it writes
+    a plain dict with True. Source: setTensorMetadata in torch/csrc/jit/serialization/pickler.h.
+    """
+    if metadata is None:
+        return "tensor"
+    if type(metadata) is not Box or metadata.kind != DICT:
+        raise PickleInvalid("the flags of a tensor are no plain dict", offset=node.end)
+    found = "tensor"
+    for key, value, *_ in pairs(metadata):
+        name = text_of(key)
+        if name is None or type(value) is not bool or (name in _FLAGS and not value):
+            raise PickleInvalid("a flag of a tensor that torch does not write", offset=node.end)
+        found = name if name in _FLAGS and found == "tensor" else found
+    return found
+
+
+def _keeps_numbers(state: Any, node: Obj, strict: bool = True) -> None:
+    """Raise PickleInvalid when a state could give a tensor other numbers: `data` is an attribute
+    too, set like the others (torch/_utils.py, _set_obj_state). A class that is not torch's own
+    (not `strict`) may make what it likes of what is no dict.
+    """
+    for part in [state] if items_of(state) is None else items_of(state) or ():
+        is_dict = (
+            _is_ordered(part) if type(part) is Obj else type(part) is Box and part.kind == DICT
+        )
+        if strict and part is not None and not is_dict:
+            raise PickleInvalid("a tensor with a state that is no dict", offset=node.end)
+        keys = {text_of(key) for key, *_ in pairs(part)} if is_dict else set()
+        hidden = sorted(_NUMBERS & keys)
+        if hidden:
+            text = f"a tensor whose state gives it other numbers, as '{hidden[0]}'"
+            raise PickleInvalid(text, offset=node.end)
+
+
+def _is_ordered(node: Obj) -> bool:
+    return global_name(node.fn) == "collections.OrderedDict" and not items_of(node.args)
 
 
 def _v1(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
@@ -70,13 +106,13 @@ def _v1(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
 
 def _v2(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     _arity(node, args, 6, 7)
-    kind = _flagged_kind(args[6]) if len(args) > 6 else "tensor"
+    kind = _flagged_kind(args[6], node) if len(args) > 6 else "tensor"
     return reader.dense(node, args, None, kind, _flag(args[4], node))
 
 
 def _v3(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     _arity(node, args, 7, 8)
-    kind = _flagged_kind(args[7]) if len(args) > 7 else "tensor"
+    kind = _flagged_kind(args[7], node) if len(args) > 7 else "tensor"
     return reader.dense(node, args, named_dtype(args[6], node), kind, _flag(args[4], node))
 
 
@@ -85,6 +121,8 @@ def _parameter(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     inner = reader.tensor(args[0])
     if inner is None:
         raise PickleInvalid("a Parameter without a tensor", offset=node.end)
+    if len(args) == 4:
+        _keeps_numbers(args[3], node)
     kind = "parameter" if inner.kind == "tensor" else inner.kind
     return evolve(inner, requires_grad=_flag(args[1], node), kind=kind)
 
@@ -102,8 +140,9 @@ def _from_type(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
     cls = global_name(args[1])
     if tensor is None:
         return Tensor("", None, None, None, 0, None, None, "subclass", (), "", cls)
+    _keeps_numbers(args[3], node, strict=cls in _PLAIN)
     kind = tensor.kind
-    if cls not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+    if cls not in _PLAIN:
         kind = "subclass" if kind in ("tensor", "parameter") else kind
     return evolve(tensor, kind=kind, class_name=cls)
 
@@ -170,6 +209,10 @@ def _on_device(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
     dtype = named_dtype(args[1], node)
     if inner is None:
         inner = Tensor("", dtype, array_shape(args[0]), None, 0, None)
+    if inner.dtype is not dtype:
+        raise PickleInvalid(
+            "a tensor of a device that has one dtype and is declared with another", offset=node.end
+        )
     return evolve(inner, requires_grad=_flag(args[3], node), device=device, kind="device-argument")
 
 
@@ -184,7 +227,11 @@ def _old_tensor(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
     state = items_of(node.state.value) if node.state is not None else None
     if state is None or len(state) != 4:
         return None
-    return reader.dense(node, state)
+    tensor = reader.dense(node, state)
+    written = (tensor.dtype.torch_storage or "") if tensor.dtype else ""
+    if global_name(node.fn) != f"torch.{written.replace('Storage', 'Tensor')}":
+        raise PickleInvalid("a tensor over a storage of another type", offset=node.end)
+    return tensor
 
 
 BUILDERS: dict[str, Builder] = {
@@ -213,6 +260,9 @@ BUILDERS: dict[str, Builder] = {
         if d.torch_storage and d.kind in ("float", "int")
     },
 }
+
+STATEFUL = frozenset((_old_tensor, _lazy))
+"""Builders that read, or need not read, the state that BUILD gives their object."""
 
 DEVICE_ARGUMENT = {
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": 2,

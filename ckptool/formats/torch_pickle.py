@@ -21,7 +21,7 @@ from ckptool.formats.measures import (
     storage_dtype,
     whole,
 )
-from ckptool.formats.rebuild import BUILDERS
+from ckptool.formats.rebuild import BUILDERS, STATEFUL
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import (
     NEWOBJ,
@@ -198,6 +198,8 @@ class TensorReader:
             raise PickleInvalid(f"{name} is called without a tuple of arguments", offset=node.end)
         if node.batches:
             raise PickleInvalid("items are added to a tensor", offset=node.batches[0].end)
+        if node.state is not None and builder not in STATEFUL:
+            raise PickleInvalid("a state is given to a tensor", offset=node.state.end)
         return builder(self, node, args)
 
     def _bare_storage(self, found: View | Tensor | None) -> Tensor | None:
@@ -254,6 +256,8 @@ class TensorReader:
             inner = items_of(node.args)
             node = inner[0] if inner and len(inner) == 1 else None
         if type(node) is Box and node.kind == 0x5D:
+            if any(batch.end > owner.end for batch in node.batches):
+                raise TensorBounds(f"the {what} of a tensor grows later", offset=at_byte(owner))
             items: list[Any] | None = [value for value, _, _ in elements(node)]
         else:
             items = items_of(node)

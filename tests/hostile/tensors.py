@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from hostile.blocks import (
     FLOAT,
+    HOOKS,
     SIX,
     B,
     W,
+    call,
     dictionary,
     name,
     net,
@@ -35,6 +37,43 @@ from hostile.cases import (
 UNHELD = VIEW = Want(DONE, DONE, DONE, TROUBLE, NO)
 
 
+SWAPPED = tensor(stored(), 0, (2, 3), (1, 2))
+PLAIN_PARTS = (stored(), 0, (2, 3), (3, 1), False, HOOKS)
+BUILDER = name("torch._utils", "_rebuild_tensor_v2")
+
+
+def flagged(flags: bytes) -> bytes:
+    return call(BUILDER, *PLAIN_PARTS, flags)
+
+
+def with_state(state: bytes) -> bytes:
+    """A tensor that gets attributes, as a subclass does."""
+    return call("torch._tensor._rebuild_from_type_v2", BUILDER, name("torch", "Tensor"),
+                PLAIN_PARTS, state)  # fmt: skip
+
+
+HIDING = dictionary(("data", SWAPPED))
+OTHER_NUMBERS = (
+    ("flag-number", "the flag neg as 1", flagged(dictionary(("neg", 1)))),
+    ("flag-false", "the flag neg as False, which sets it", flagged(dictionary(("neg", False)))),
+    ("flag-ordered", "the flag neg in an OrderedDict", flagged(ordered(("neg", True)))),
+    ("flag-counter", "the flag neg in a Counter",
+     flagged(call("collections.Counter") + b"(" + op("neg") + op(1) + b"u")),
+    ("attribute", "an attribute 'data' with other numbers", with_state(HIDING)),
+    ("slot", "the same among the slots", with_state(tup(None, HIDING))),
+    ("ordered", "the same in an OrderedDict", with_state(ordered(("data", SWAPPED)))),
+    ("parameter", "the same of a Parameter",
+     call("torch._utils._rebuild_parameter_with_state", W, False, HOOKS, HIDING)),
+    ("build", "BUILD gives a tensor another storage",
+     W + tup(stored("1", 2), 0, (2,), (1,)) + b"b"),
+    ("device-dtype", "a float32 that is cast to int32 on its device",
+     call("torch._utils._rebuild_device_tensor_from_cpu_tensor", W, name("torch", "int32"), "cpu", False)),
+    ("old", "a tensor of torch 0.1 over a storage of another type",
+     name("torch", "IntTensor") + b")R" + tup(stored(), 0, (2, 3), (3, 1)) + b"b"),
+)  # fmt: skip
+GROWING = (b"]q\x06K\x03a", b"]q\x07K\x01a")
+
+
 def lie(stored_ops: bytes | None = None, **shape):
     """One tensor `w` of which something is untrue."""
     arguments = {"offset": 0, "size": (2, 3), "stride": (3, 1)} | shape
@@ -60,6 +99,18 @@ def looped() -> bytes:
 
 
 SHAPES = (
+    Case("size-grows", "lists as size and stride that get items after the call", BOUNDS,
+         lambda: net(stream(ordered(("w", tensor(stored(), 0, *GROWING)),
+                                    ("x", b"h\x06K\x02a"), ("y", b"h\x07K\x03a"))))),
+    *(Case(f"other-numbers-{row[0]}", row[1], INVALID, lambda made=row[2]: net(one(made)))
+      for row in OTHER_NUMBERS),
+    Case("dict-of-dict", "an OrderedDict made of another object: its keys stand in no dict", INVALID,
+         lambda: net(stream(call("collections.OrderedDict", ordered(("w", W)))
+                            + b"(" + op("b") + B + b"u"))),
+    Case("dict-then-items", "an OrderedDict of pairs, one of which is then set anew",
+         Want(DONE, DONE, TROUBLE, TROUBLE, NO, "key-duplicate"),
+         lambda: net(stream(call("collections.OrderedDict", [["w", W], ["b", B]])
+                            + b"(" + op("w") + SWAPPED + b"u"))),
     Case("offset", "an offset behind the storage", BOUNDS, lie(offset=1000)),
     Case("stride", "a stride that leaves the storage", BOUNDS, dims((4,), (1000,))),
     Case("size", "a shape larger than the storage", BOUNDS, dims((1 << 20,), (1,))),
@@ -111,6 +162,8 @@ B_ONLY = ("b", B)
 KEYS = (
     Case("twice", "one key twice: loaders silently take the last", TWICE,
          keyed(("w", W), ("w", B)), weights=False),
+    Case("equal-keys", "1 and True: two keys to us, one to Python", TWICE,
+         lambda: net(stream(dictionary(("w", W), (1, B), (True, W)))), weights=False),
     Case("no-text", "a key that is a number, among others", UNHELD, keyed(("w", W), (0, B))),
     Case("no-text-at-all", "keys that are a number, None, a tuple, bytes", OTHER,
          lambda: net(stream(dictionary((0, W), (None, W), (tup(1, 2), W), (b"C\x01x", W)), 3))),
