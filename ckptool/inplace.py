@@ -162,8 +162,9 @@ def recover(
         with _opened(source) as fd, held("the former bytes are back"):
             _cut(fd, found.length, fsync)
             os.unlink(found.path)
-            if fsync:
-                sync_folder(os.path.dirname(found.path))
+            if fsync:  # a journal that comes back after a crash does no harm
+                with contextlib.suppress(OSError):
+                    sync_folder(os.path.dirname(found.path))
         return source.size, found.length
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckptool import inplace
 from ckptool.checkpoint import Changes, Checkpoint
-from ckptool.errors import CkptError, NothingToDo, Unsupported, UsageError
+from ckptool.errors import CkptError, NothingToDo, OutputError, Unsupported, UsageError
 from ckptool.formats import identify, read
 from ckptool.formats.rewrite import Rewritten
 from ckptool.formats.torch_zip import NAME, open_archive
@@ -76,8 +76,15 @@ def append_changes(
         return Appended(rewritten, source.size, source.size)
 
     def confirm() -> None:
-        with open_source(source.address.uri) as written:
-            confirm_append(checkpoint, rewritten, written)
+        try:
+            with open_source(source.address.uri) as written:
+                confirm_append(checkpoint, rewritten, written)
+        except CkptError as error:
+            raise OutputError(
+                f"what was written does not read back: {error.text}; it was cut off again",
+                hint="check the disk, or write another file with -o OUT",
+                slug="output-io",
+            ) from error
 
     findings = inplace.append(source, data, fsync=fsync, confirm=confirm)
     return Appended(rewritten, source.size, source.size + len(data), findings)

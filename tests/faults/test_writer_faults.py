@@ -196,7 +196,7 @@ def test_a_few_faults_of_each_kind(bench):
 
     wrong, count = injected(bench, choose)
     assert not wrong, "\n".join(wrong)
-    assert count > 2
+    assert count > 1
 
 
 @pytest.mark.long
