@@ -40,6 +40,15 @@ from ckptool.pickles.nodes import pairs
 from ckptool.pickles.walk import walk
 
 NEW = b")\x81"
+
+
+def dtype(kind, *, fields=None, names=None, inner=None, size=-1, flags=0, copied=True):
+    """numpy.dtype with the state that BUILD gives it."""
+    state = tup(3, "|", inner, names, fields, size, size, flags)
+    return call("numpy.dtype", kind, False, copied) + state + b"b"
+
+
+OBJECT = dtype("O8", flags=63)
 MODULE = name("torch.nn.modules.module", "Module")
 ACME = name("acme.net", "Config")
 PUT, GET = b"q\x05", b"h\x05"
@@ -142,6 +151,20 @@ CODE = {
         f"an object of {module}, a standard module of some Python": name(module, "Thing") + NEW
         for module in ("test.support", "_testcapi", "annotationlib", "compression.zstd", "binhex")
     },
+    "a dtype of objects with the flags of numbers, so that bytes become pointers": dtype("O8"),
+    "a record of objects with the flags of numbers": dtype(
+        "V8", names=("a",), fields=dictionary(("a", tup(OBJECT, 0))), size=8, flags=16
+    ),
+    "a dtype of arrays of objects": dtype("V8", inner=tup(OBJECT, (1,)), size=8),
+    "a field behind the end of its record": dtype(
+        "V8", names=("a",), fields=dictionary(("a", tup(dtype("f8"), 1))), size=8
+    ),
+    "a record of another size than its name says": dtype(
+        "V8", names=("a",), fields=dictionary(("a", tup(dtype("f8"), 8))), size=16
+    ),
+    "numbers with the flags of objects": dtype("f8", flags=1),
+    "a state for numpy's own float32": dtype("f4", copied=False),
+    "a dtype of a whole specification": call("numpy.dtype", "f4,O"),
     "what functorch imports": name("functorch.compile", "Thing") + NEW,
 }  # fmt: skip
 
@@ -152,6 +175,14 @@ def test_no_detour_to_a_call_is_overlooked(case):
 
 
 KNOWN = {
+    "a dtype of objects": OBJECT,
+    "a dtype of records": dtype(
+        "V20",
+        names=("a", "b"),
+        fields=dictionary(("a", tup(dtype("f8"), 0)), ("b", tup(dtype("U3", size=12), 8))),
+        size=20,
+        flags=16,
+    ),
     "an activation": name("torch.nn.functional", "relu"),
     "an activation in place": name("torch.nn.functional", "relu_"),
     "a builtin activation": name("torch._C._nn", "gelu"),

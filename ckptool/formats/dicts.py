@@ -41,7 +41,7 @@ def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
         return None
     filled = any(batch.op in PAIR_OPS for batch in node.batches or ())
     rows = _given(node, filled)
-    return rows if rows is None or not filled else rows + list(pairs(node))
+    return [*(rows or []), *pairs(node)] if filled else rows
 
 
 # Which argument of a dict-like class is a mapping, or a list of pairs, that it begins with.

@@ -33,6 +33,7 @@ from ckptool.formats.vetted import (
     mapped,
     no_arguments,
 )
+from ckptool.formats.vetted_dtypes import is_plain_dtype
 from ckptool.pickles.nodes import (
     NEWOBJ,
     PAIR_OPS,
@@ -126,6 +127,8 @@ class Judge:
             return CODE, "called"
         if full in CLASS_ARGUMENT and not self._subclass(full, args, call):
             return CODE, "called in an unusual way"
+        if full == "numpy.dtype" and not is_plain_dtype(call):
+            return CODE, "a dtype that numpy does not write: it could make pointers of bytes"
         row = CALLS.get(full)
         if row is not None:
             return (
