@@ -118,6 +118,14 @@ class Judge:
             verdict, detail = CODE, "items added after its state, by methods the state may name"
         self._say(full, verdict, call.end, _called_with(call) if detail == "called" else detail)
 
+    def _odd(self, full: str, args: list[Any], call: Obj) -> str:
+        """What is odd about a call of a known name: its class argument, a dtype's state."""
+        if full in CLASS_ARGUMENT and not self._subclass(full, args, call):
+            return "called in an unusual way"
+        if full == "numpy.dtype" and not is_plain_dtype(call):
+            return "a dtype that numpy does not write: it could make pointers of bytes"
+        return ""
+
     def _verdict(self, module: str, name: str, call: Obj) -> tuple[str, str]:
         args = items_of(call.args)
         full = f"{module}.{name}"
@@ -125,10 +133,8 @@ class Judge:
             "." in name and not is_foreign_class(module, name) and full not in DOTTED
         ):
             return CODE, "called"
-        if full in CLASS_ARGUMENT and not self._subclass(full, args, call):
-            return CODE, "called in an unusual way"
-        if full == "numpy.dtype" and not is_plain_dtype(call):
-            return CODE, "a dtype that numpy does not write: it could make pointers of bytes"
+        if odd := self._odd(full, args, call):
+            return CODE, odd
         row = CALLS.get(full)
         if row is not None:
             return (

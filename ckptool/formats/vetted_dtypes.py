@@ -16,6 +16,7 @@ from ckptool.formats.measures import global_name
 from ckptool.pickles.nodes import DICT, Box, Obj, Tup, items_of, pairs, text_of
 
 _NUMBERS = re.compile(r"[<>=|]?(?:[?bBhHiIlLqQefdgFDG]|[biufcmM]\d{1,2}|bool|[SUVa]\d{1,10})")
+_SIZED = re.compile(r"[<>=|]?([A-Za-z])(\d{1,10})")  # numpy writes the bytes (U: the letters)
 _OBJECTS = re.compile(r"\|?O[48]?")
 _OBJECT_FLAGS = 63  # NPY_OBJECT_DTYPE_FLAGS
 _HOLDS_OBJECTS = 7  # NPY_ITEM_REFCOUNT, NPY_LIST_PICKLE, NPY_ITEM_IS_POINTER
@@ -57,8 +58,8 @@ def _fits(field: Any, size: int) -> bool:
         return False
     args = items_of(parts[0].args) or []
     kind = text_of(args[0]) if args and global_name(parts[0].fn) == "numpy.dtype" else None
-    if kind is None or not _NUMBERS.fullmatch(kind) or not is_plain_dtype(parts[0]):
+    sized = _SIZED.fullmatch(kind or "")
+    if sized is None or not _NUMBERS.fullmatch(kind or "") or not is_plain_dtype(parts[0]):
         return False
-    digits = kind.lstrip("<>=|?abBhHiIlLqQefdgFDGcmMSUVol")
-    width = int(digits or 1) * (4 if "U" in kind else 1)
+    width = int(sized[2]) * (4 if sized[1] == "U" else 1)
     return parts[1] >= 0 and parts[1] + width <= size
