@@ -39,6 +39,7 @@ from ckptool.sinks import (
     findings_beside,
     output_error,
 )
+from ckptool.targets import write_all
 from ckptool.taskbook import Book, Entry, Found, Temp, book_path, digest
 from ckptool.values import RECIPES, CastCounts
 from ckptool.writing import sync_folders, verify_target
@@ -358,9 +359,7 @@ def _complete(target: Target, late: Sequence[tuple[int, bytes]], size: int, fsyn
     fd = target.reopen()
     for at, data in late:
         os.lseek(fd, at, os.SEEK_SET)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
+        write_all(fd, data)
     found = os.fstat(fd).st_size
     if found != size:
         raise OutputError(f"{found:,} bytes were written, {size:,} were planned", path=target.path)

@@ -28,7 +28,7 @@ PlaceLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | BinaryIO
 pread: Callable[[int, int, int], bytes] | None = getattr(os, "pread", None)
 preadv: Callable[[int, list[memoryview], int], int] | None = getattr(os, "preadv", None)
 
-# Opens what has a scheme; set by the room that knows networks (`urls`).
+# Opens what has a scheme; set by those who know networks: `verbs.opening`, an engine's worker.
 open_url: Callable[[str], Source] | None = None
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters: C:// is a disk
 

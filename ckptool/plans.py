@@ -7,7 +7,7 @@ It stands apart from `spans` because looking needs none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ckptool.spans import Address, Span
@@ -59,6 +59,12 @@ class Made(NamedTuple):
     label: str = ""
     regions: tuple[tuple[tuple[int, int], ...] | None, ...] = ()
     crcs: tuple[int, ...] = ()
+
+
+Reader = Callable[[int, int, int], bytes]
+"""(source_id, offset, size) -> exactly these bytes."""
+Recipe = Callable[[Reader, Made], Iterator[bytes]]
+"""What computes the bytes of a Made part."""
 
 
 class Late(NamedTuple):

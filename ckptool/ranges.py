@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from ckptool.crcs import joined
 from ckptool.errors import CrcMismatch, OutputError, StorageSize
-from ckptool.places import Source, changed, open_source, reopen
-from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan
+from ckptool.places import Source, changed, is_url, open_source, reopen
+from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Recipe
 from ckptool.spans import Address, Span
 from ckptool.sums import BLOCK
-from ckptool.writing import Recipe, _Out, _Run
+from ckptool.writing import _Out, _Run
 
 STEP = 64 << 20
 """Bytes of one task: a second of a slow disk. Doubled until there are at most MOST tasks."""
@@ -155,7 +155,7 @@ def task_of(
 
 
 def _absolute(address: Address) -> Address:
-    if not address.uri or "://" in address.uri:
+    if not address.uri or is_url(address.uri):
         return address
     return address._replace(uri=os.path.abspath(address.uri))
 
@@ -164,7 +164,7 @@ def same_file(address: Address) -> Source:
     """Open what an address names, if it has its inode, size and time; not its device, which has
     another number on another machine. Raises InputChanged, SpecialFile.
     """
-    if not address.uri or "://" in address.uri:
+    if not address.uri or is_url(address.uri):
         return reopen(address)
     source = open_source(address.uri)
     if source.address.identity[1:] == address.identity[1:] and source.size == address.size_bytes:

@@ -9,16 +9,16 @@ copied ones from the source, where they are again those whose checksum was taken
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from ckptool.errors import OutputError
-from ckptool.plans import Copy, Late, Literal, Made, Output
+from ckptool.plans import Copy, Late, Made, Output, Recipe
 from ckptool.reads import Source
+from ckptool.sources import Sources
 from ckptool.spans import Address
 
 _LARGEST = 64 << 20
-Recipe = Callable[[Callable[[int, int, int], bytes], Made], Iterator[bytes]]
 
 
 class Sent(Source):
@@ -37,9 +37,7 @@ class Sent(Source):
         self._ends = list(accumulate(part.size for part in output.parts))
         self._late = late
         self._recipes = recipes
-        self._addresses = addresses
-        self._opener = opener
-        self._open: tuple[int, Source] | None = None
+        self._sources = Sources(addresses, opener=opener)
         self._made: tuple[int, bytes] = (-1, b"")
 
     def _fetch(self, offset: int, size: int) -> bytes:
@@ -48,31 +46,19 @@ class Sent(Source):
         at = offset - (self._ends[index] - part.size)
         size = min(size, part.size - at)
         if isinstance(part, Copy):
-            return self._read(part.source_id, part.span.offset + at, size)
+            return self._sources.read(part.source_id, part.span.offset + at, size)
         if isinstance(part, Made):
             return self._computed(index, part)[at : at + size]
-        data = self._late[index] if isinstance(part, Late) else _literal(part)
+        data = self._late[index] if isinstance(part, Late) else part.data
         return data[at : at + size]
 
     def _computed(self, index: int, part: Made) -> bytes:
         if index != self._made[0]:
             if part.size > _LARGEST:
                 raise OutputError(f"self-check failed: a part of {part.size:,} bytes is asked for")
-            self._made = index, b"".join(self._recipes[part.recipe](self._read, part))
+            self._made = index, b"".join(self._recipes[part.recipe](self._sources.read, part))
         return self._made[1]
 
-    def _read(self, source_id: int, offset: int, size: int) -> bytes:
-        if self._open is None or self._open[0] != source_id:
-            self.close()
-            self._open = source_id, self._opener(self._addresses[source_id])
-        return self._open[1].read(offset, size)
-
     def close(self) -> None:
-        """Close the source that was read last."""
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened[1].close()
-
-
-def _literal(part: Literal) -> bytes:
-    return part.data
+        """Close the sources that were read."""
+        self._sources.close()

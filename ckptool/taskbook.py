@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ckptool.errors import OutputError
 from ckptool.plans import Plan
+from ckptool.targets import write_all
 
 _MAGIC = "ckptool-tasks"
 _LARGEST = 1 << 30
@@ -134,9 +135,7 @@ class Book:
 
     def _append(self, *rows: dict[str, Any]) -> None:
         lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
-        data = memoryview("".join(lines).encode())
-        while data:
-            data = data[os.write(self._fd, data) :]
+        write_all(self._fd, "".join(lines).encode())
 
     def close(self, *, remove: bool) -> None:
         """Give the lock back; `remove`: no run will go on from here."""

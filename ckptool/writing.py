@@ -16,7 +16,7 @@ from typing import Any
 from ckptool.errors import CkptError, StorageSize
 from ckptool.interrupts import held
 from ckptool.places import Source, open_source, reopen
-from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Written
+from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Recipe, Written
 from ckptool.sent import Sent
 from ckptool.sinks import (
     FileSink,
@@ -36,10 +36,7 @@ from ckptool.spans import Address, Span
 from ckptool.sums import BLOCK, Checker, Sum
 from ckptool.targets import lost, write_all
 
-__all__ = ["FileSink", "FolderSink", "Reader", "Recipe", "check_different", "write"]
-
-Reader = Callable[[int, int, int], bytes]
-Recipe = Callable[[Reader, Made], Iterator[bytes]]
+__all__ = ["FileSink", "FolderSink", "check_different", "write"]
 
 _CHUNK = 16 << 20  # one kernel copy, and the step of the progress
 _SMALL = 64 << 10  # below this, reading once costs less than a second thread

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from ckptool.errors import Unsupported
-from ckptool.plans import Made
+from ckptool.plans import Made, Reader
 from ckptool.values.floats import FLOATS, first_beyond, rounded, table
 from ckptool.values.gather import elements
-from ckptool.values.storages import Reader, coded
+from ckptool.values.storages import coded
 
 _STEP = 1 << 18  # elements converted at a time
 

@@ -11,9 +11,9 @@ from math import prod
 from typing import Any
 
 from ckptool.errors import TensorBounds
-from ckptool.plans import Made
+from ckptool.plans import Made, Reader
 from ckptool.values import views
-from ckptool.values.storages import CHUNK, Coded, Reader, check, coded, random_access, run, swapped
+from ckptool.values.storages import CHUNK, Coded, check, coded, random_access, run, swapped
 from ckptool.values.views import Block, Dims, Reading
 
 Fetch = Callable[[int, int], bytes | memoryview]

@@ -7,16 +7,15 @@ formats, what the bytes mean. numpy only where slices are put together.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
+from ckptool.checkpoint import Region
 from ckptool.errors import StorageSize
-from ckptool.plans import Made
+from ckptool.plans import Made, Reader
 
-Reader = Callable[[int, int, int], bytes]
-Box = tuple[tuple[int, int], ...]
 _KINDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
@@ -27,7 +26,7 @@ class Laid(NamedTuple):
 
     pieces: tuple[tuple[int, int, int], ...]
     starts: tuple[int, ...]
-    regions: tuple[Box, ...] = ()
+    regions: tuple[Region, ...] = ()
     shape: tuple[int, ...] = ()
     item_bytes: int = 1
     crcs: tuple[int, ...] = ()
@@ -99,7 +98,7 @@ def _boxed(laid: Laid, reader: Reader, offset: int, size: int) -> bytes:
     )
 
 
-def _put_together(out: Any, box: Box, laid: Laid, reader: Reader) -> None:
+def _put_together(out: Any, box: Region, laid: Laid, reader: Reader) -> None:
     """Fill one box. What a piece has of it is a run of the piece: all axes of a box but one are
     single indices or whole.
     """
@@ -121,7 +120,7 @@ def _put_together(out: Any, box: Box, laid: Laid, reader: Reader) -> None:
         out[place] = np.frombuffer(data, out.dtype).reshape(sizes)
 
 
-def boxes(low: int, high: int, shape: Sequence[int]) -> Iterator[Box]:
+def boxes(low: int, high: int, shape: Sequence[int]) -> Iterator[Region]:
     """Elements `low` to `high` (row-major numbers) of a tensor as slices of it, in order: in each
     all axes but one are single indices (before it) or whole (after it).
     """

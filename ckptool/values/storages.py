@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptool.errors import CrcMismatch, StorageSize, Truncated, Unsupported
-from ckptool.plans import Made
+from ckptool.plans import Made, Reader
 from ckptool.spans import Span
 from ckptool.values.inflate import inflate
 from ckptool.values.laid import Laid, laid_out
-
-Reader = Callable[[int, int, int], bytes]
 
 CHUNK = 1 << 20
 """Bytes of one read; what the casts make of it still lies in a processor's cache."""

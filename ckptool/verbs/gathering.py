@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ckptool.errors import CkptError, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import FORMATS
 from ckptool.formats.folders import INDEXES
-from ckptool.places import Folder, is_folder
+from ckptool.places import Folder, is_folder, is_url
 
 SUFFIXES = tuple(sorted({suffix for row in FORMATS for suffix in row.suffixes} | {".pt2"}))
 """What -r takes, by the end of the name in any case."""
@@ -31,7 +31,6 @@ _WHOLE: tuple[Callable[[Sequence[str]], bool], ...] = (
 """Asked of the names in a folder: whether it is one checkpoint (DCP), read as a folder."""
 _LIST_BYTES = 256 << 20
 _MAGIC = re.compile(r"[*?]|\[.+\]", re.DOTALL)  # an unclosed bracket is a bracket
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 class Place(NamedTuple):
@@ -51,8 +50,7 @@ class Skipped:
 
 def scheme_of(place: str) -> str:
     """`s3` of `s3://bucket/key`; empty for a path."""
-    found = _SCHEME.match(place)
-    return found.group(1).lower() if found else ""
+    return place.partition("://")[0].lower() if is_url(place) else ""
 
 
 def is_glob(word: str) -> bool:

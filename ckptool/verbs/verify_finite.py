@@ -15,12 +15,12 @@ from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.audit_users import named_tensors
 from ckptool.pieces import encoding_of, made_from
 from ckptool.places import Source
-from ckptool.plans import Made
+from ckptool.plans import Made, Reader
 from ckptool.sources import Sources
 from ckptool.spans import Span
 from ckptool.values.finite import COUNTABLE, NonFinite, nonfinite
 from ckptool.values.gather import elements
-from ckptool.values.storages import Coded, Reader, coded, swapped, whole
+from ckptool.values.storages import Coded, coded, swapped, whole
 
 Progress = Callable[[int, int], None]
 
