@@ -16,6 +16,7 @@ from typing import Any
 
 from ckptool import __version__, places
 from ckptool.errors import CkptError, EngineError, OutputError, UsageError
+from ckptool.interrupts import held
 from ckptool.places import Source
 from ckptool.plans import Plan, Written
 from ckptool.ranges import (
@@ -293,8 +294,9 @@ class _Run:
         check_sources(self._plan.sources)
         for target in self._targets:
             verify_target(target, verify)
-        for target in self._targets:
-            target.publish()
+        with held("all was written before"):  # as in writing.write
+            for target in self._targets:
+                target.publish()
         self._notes += sync_folders(self._targets) if self._fsync else []
 
     def written(self) -> Written:

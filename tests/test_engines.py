@@ -26,6 +26,7 @@ from ckptool.errors import (
     OutputError,
     UsageError,
 )
+from ckptool.targets import Target
 
 KILLED = Path(__file__).with_name("engine_killed.py")
 
@@ -506,3 +507,21 @@ def test_every_error_of_a_task_names_the_file(source, tmp_path):
                         (ranges.Address("/nowhere/x.pth", 5),), True, False, ckptool.__version__)
         )  # fmt: skip
     assert caught.value.slug == "special-file"
+
+
+def test_an_interrupt_waits_until_all_shards_are_renamed(source, tmp_path, monkeypatch):
+    """Old and new shards never lie together, as where one process writes them."""
+    (tmp_path / "plain").mkdir()
+    wanted = digests(convert(source, tmp_path / "plain", "shards")[1])
+    publish = Target.publish
+
+    def interrupted(target):
+        publish(target)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Target, "publish", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="all was written before"):
+        convert(source, tmp_path, "shards", jobs=2)
+    assert len(wanted) > 2
+    assert digests(tmp_path / "out") == wanted
+    assert left(tmp_path) == []
