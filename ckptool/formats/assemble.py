@@ -5,12 +5,12 @@ Knows: the order of the checks. Must not know: where storages lie (the reader do
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, NotACheckpoint
+from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items
 from ckptool.formats.discover import Discoverer, Found
 from ckptool.formats.extras import top_extras
@@ -67,16 +67,11 @@ def assemble(
 
     Raises TensorBounds, StorageSize, PickleInvalid, NotACheckpoint when nothing is in it.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()  # all of this is alive until the command ends
-    try:
+    with paused():
         reader.note_tags(walked)
         found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
         reader.finish(walked)
         verdicts = judged or Judge(walked).run()
-    finally:
-        if was_enabled:
-            gc.enable()
     if not any(g.verdict == CODE for g in verdicts):
         _must_hold_something(walked, found, source)
     return Checkpoint(

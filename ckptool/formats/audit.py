@@ -48,6 +48,13 @@ class Records(NamedTuple):
         return self.members.get(number, ())
 
 
+class Listed(NamedTuple):
+    """The handle of a folder of ranks: what the screens call it; its records, for verify."""
+
+    title: str
+    container: Records
+
+
 UNPROVABLE = {
     "torch-legacy": "a legacy stream records no checksums",
     "torch-tar": "a tar of torch 0.1 records no checksums",

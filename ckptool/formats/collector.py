@@ -1,7 +1,7 @@
-"""Python's garbage collector, paused while many files are read one after another.
+"""Python's garbage collector, paused while a file is read, or many are.
 
-Knows: that nearly all of what is read stays alive, and a walked pickle does not. Must not know:
-files, formats.
+Knows: that nearly all of what is read stays alive, and of many files the walked pickles do not.
+Must not know: files, formats.
 """
 
 from __future__ import annotations

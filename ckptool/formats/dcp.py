@@ -6,7 +6,6 @@ could have saved, and read as any other. Must not know: verbs. Nothing is unpick
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from shlex import quote
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from ckptool.checkpoint import Checkpoint, Note
 from ckptool.commands import convert_command
 from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, Truncated
 from ckptool.formats.assemble import PickleHandle, assemble
+from ckptool.formats.collector import paused
 from ckptool.formats.dcp_items import Shelf
 from ckptool.formats.dcp_metadata import FILE, Item, Key, Metadata, check_tiling, read_metadata
 from ckptool.formats.judge import CODE
@@ -23,7 +23,7 @@ from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.walk import walk
 from ckptool.pickles.write import whole
-from ckptool.places import BytesSource, Folder, Source
+from ckptool.places import BytesSource, Folder, Source, is_plain_name
 from ckptool.spans import Address
 
 NAME = "dcp"
@@ -46,13 +46,8 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     SpecialFile for missing files, PathEscape for names that lead out of the folder,
     HeaderInvalid where items or slices overlap or are missing.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()  # nearly all of this is alive until the command ends
-    try:
+    with paused():
         return _read(folder, limits)
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _read(folder: Folder, limits: Limits) -> Checkpoint:
@@ -91,8 +86,6 @@ def _by_file(keys: Iterable[Key]) -> dict[str, list[Place]]:
 
 
 def _check_presence(folder: Folder, files: dict[str, list[Place]]) -> None:
-    from ckptool.places import is_plain_name
-
     there = set(folder.list())
     missing = [name for name in files if is_plain_name(name) and name not in there]
     if not missing:
@@ -142,10 +135,12 @@ def _checkpoint(
     )  # fmt: skip
     handle: PickleHandle = found.handle
     handle.found.call_paths.clear()  # of a pickle that nobody else can look at
-    offer = () if any(row.verdict == CODE for row in shelf.globals) else (_offer(folder.path),)
+    offer = (
+        () if any(row.verdict == CODE for row in shelf.verdicts.rows) else (_offer(folder.path),)
+    )
     return found._replace(
         size_bytes=size_bytes, sources=tuple(addresses),
-        globals=(*metadata.globals, *shelf.globals), notes=(*found.notes, *offer),
+        globals=(*metadata.globals, *shelf.verdicts.rows), notes=(*found.notes, *offer),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ckptool.checkpoint import UNTYPED, Changes, Checkpoint, DType
+from ckptool.checkpoint import UNTYPED, Changes, Checkpoint, DType, Storage
 from ckptool.errors import OutputError, UnsafePickle
 from ckptool.formats import expressions
 from ckptool.formats.contents import Filler
@@ -25,7 +25,7 @@ from ckptool.formats.torch_zip_edit import new_records
 from ckptool.limits import Limits
 from ckptool.pickles.splice import text_literal
 from ckptool.pickles.walk import walk
-from ckptool.pickles.write import call, integer, integers, named, persistent, plain, tuple_of, whole
+from ckptool.pickles.write import call, filled, integer, integers, named, plain, tuple_of, whole
 from ckptool.places import Source
 from ckptool.plans import Late, Literal, Output, Part, Plan, total_size
 from ckptool.spans import Span
@@ -157,11 +157,11 @@ def _tensor(leaf: Leaf) -> bytes:
     dtype = leaf.target or t.dtype
     assert dtype is not None
     unit = dtype if dtype.torch_storage else UNTYPED
-    count = t.count * dtype.size_bytes // unit.size_bytes
-    parts = [text_literal("storage"), expressions.storage_class(unit), text_literal("0")]
-    storage = persistent(tuple_of([*parts, text_literal("cpu"), integer(count)]))
-    shape = t.shape or ()
-    return expressions.tensor(storage, dtype, shape, contiguous(shape), 0, untyped=unit is UNTYPED)
+    storage = Storage("0", unit, t.count * dtype.size_bytes // unit.size_bytes, "cpu")
+    shape, untyped = t.shape or (), unit is UNTYPED
+    return expressions.tensor(
+        expressions.id_of(storage), dtype, shape, contiguous(shape), 0, untyped=untyped
+    )
 
 
 def _stored(leaf: Leaf, filler: Filler) -> list[Record]:
@@ -200,12 +200,8 @@ def _object(cls: str, state: bytes, module: str = _CLASSES) -> bytes:
     return named(module, cls) + b")\x81" + state + b"b"
 
 
-def _dict(rows: list[tuple[bytes, bytes]]) -> bytes:
-    return b"}(" + b"".join(key + value for key, value in rows) + b"u" if rows else b"}"
-
-
 def _fields(**fields: bytes) -> bytes:
-    return _dict([(text_literal(name), value) for name, value in fields.items()])
+    return filled(b"}", fields.items())
 
 
 def _size(numbers: tuple[int, ...]) -> bytes:
@@ -213,11 +209,11 @@ def _size(numbers: tuple[int, ...]) -> bytes:
 
 
 def _metadata(items: list[Placed]) -> bytes:
-    names = [(text_literal(item.leaf.key), item) for item in items]
+    places = b"".join(_index(item) + _place(item) for item in items)
     return _object("Metadata", _fields(
-        state_dict_metadata=_dict([(name, _entry(item)) for name, item in names]),
-        planner_data=_dict([(name, plain(item.leaf.path)) for name, item in names]),
-        storage_data=_dict([(_index(item), _place(item)) for item in items]),
+        state_dict_metadata=filled(b"}", ((i.leaf.key, _entry(i)) for i in items)),
+        planner_data=filled(b"}", ((i.leaf.key, plain(i.leaf.path)) for i in items)),
+        storage_data=b"}(" + places + b"u" if places else b"}",
         storage_meta=b"N",
         version=text_literal(_VERSION),
     ))  # fmt: skip

@@ -15,12 +15,11 @@ from ckptool.checkpoint import Changes, Checkpoint, DType, Path, Storage, Table,
 from ckptool.errors import CkptError, KeyCollision, LimitExceeded, Unsupported
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.expressions import id_of
 from ckptool.formats.measures import View, global_name
 from ckptool.formats.respell import Respeller
 from ckptool.formats.rows import chosen_table, rows_of
 from ckptool.pickles.nodes import LIST, Box, Obj, Pers, elements
-from ckptool.pickles.splice import text_literal
-from ckptool.pickles.write import integer, persistent, tuple_of
 
 _DENSE = ("tensor", "parameter", "subclass", "ndarray", "device-argument")
 _MAPPINGS = ("collections.OrderedDict", "collections.defaultdict", "collections.Counter")
@@ -161,7 +160,7 @@ class _Flattening:
             number = numbers.setdefault(view.storage.key, len(storages))
             if number == len(storages):
                 storages.append(view.storage)
-            return _storage_id(view.storage, number)
+            return id_of(view.storage, str(number), "cpu")
 
         try:
             made = Respeller(storage, _MOST).expression(node)
@@ -169,13 +168,6 @@ class _Flattening:
             error.key = error.key or ".".join(map(str, path))
             raise
         return Leaf(path, expression=made, storages=tuple(storages))
-
-
-def _storage_id(storage: Storage, number: int) -> bytes:
-    from ckptool.formats.expressions import storage_class
-
-    parts = [text_literal("storage"), storage_class(storage.dtype), text_literal(str(number))]
-    return persistent(tuple_of([*parts, text_literal("cpu"), integer(storage.count)]))
 
 
 def _is_mapping(node: Any) -> bool:

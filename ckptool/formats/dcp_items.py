@@ -7,22 +7,22 @@ Knows: where the bytes of a slice lie in its item, what an object in one says. M
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, Global, Piece, Storage, Tensor
+from ckptool.checkpoint import UNTYPED, Piece, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
 from ckptool.formats.audit import Member
 from ckptool.formats.dcp_metadata import Chunk, Item, Key
-from ckptool.formats.judge import KNOWN, Judge
+from ckptool.formats.judge import Judge
 from ckptool.formats.measures import View
+from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.respell import Respeller
-from ckptool.formats.runs import is_contiguous
+from ckptool.formats.runs import contiguous, is_contiguous
 from ckptool.formats.torch_pickle import Located
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Pers
-from ckptool.pickles.splice import text_literal
-from ckptool.pickles.write import integer, persistent, tuple_of
 from ckptool.pieces import ordered
 from ckptool.places import Source
 from ckptool.spans import Span
@@ -40,9 +40,8 @@ class Shelf:
         self.storages: dict[str, Storage] = {}
         self.slices: dict[tuple[str, int], Tensor] = {}
         self.objects: dict[str, bytes] = {}
-        self.globals: list[Global] = []
+        self.verdicts = Verdicts()
         self._zips: dict[int, list[tuple[Key, Item]]] = {}
-        self._known: set[str] = set()
         self._headers: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def resolve(self, key: str, dtype: Any, count: int) -> Located:
@@ -76,7 +75,7 @@ class Shelf:
         tensor = reader.tensor(walked.root)
         if tensor is None:
             raise HeaderInvalid("its item holds no tensor", hint=_AGAIN)
-        return _numbered(tensor, number)
+        return Moved(number).tensors([tensor])[0]
 
     def _of_header(self, source: Source, number: int, key: Key, item: Item) -> Tensor:
         """A tensor of the .safetensors that fills the rest of the file."""
@@ -88,17 +87,14 @@ class Shelf:
         found = self._headers[place].get(key.name)
         if found is None:
             raise HeaderInvalid("the .safetensors of its file does not hold it", hint=_AGAIN)
-        return _numbered(found, number)
+        return Moved(number).tensors([found])[0]
 
     def _zip(self, source: Source, number: int, key: Key, item: Item) -> Any:
         """The walked pickle of an item and who reads its tensors; its verdicts are kept."""
         archive = torch_zip.open_archive(source.window(Span(item.offset, item.length)), self.limits)
         walked, reader, _ = torch_zip.pickled(archive, self.limits)
         member = f"{item.file}:{key.name}:data.pkl"
-        for row in Judge(walked, member).run():
-            if row.verdict != KNOWN or row.name not in self._known:
-                self.globals.append(row)
-            self._known.add(row.name)
+        self.verdicts.add(Judge(walked, member).run())
         self._zips.setdefault(number, []).append((key, item))
         return walked, reader
 
@@ -139,7 +135,7 @@ class Shelf:
             self.storages[name] = Storage(
                 name, storage.dtype, storage.count, storage.device, pieces, storage.crc
             )
-        return storage_id(self.storages[name])
+        return expressions.id_of(self.storages[name])
 
     # -- tensors -----------------------------------------------------------------------------
     def joined(self, key: Key) -> bytes:
@@ -149,7 +145,7 @@ class Shelf:
         """
         assert key.dtype is not None
         slices = [self.slices.pop((key.name, at)) for at in range(len(key.chunks))]
-        stride, offset = _strides(key.shape), 0
+        stride, offset = contiguous(key.shape), 0
         if len(slices) == 1 and slices[0].storage is not None:
             tensor = slices[0]
             storage, stride, offset = _of_one(tensor, key)
@@ -162,7 +158,7 @@ class Shelf:
             storage = _storage(key, ordered(pieces, key.shape), None)
         self.storages[key.name] = storage
         return expressions.tensor(
-            storage_id(storage), key.dtype, key.shape, stride, offset,
+            expressions.id_of(storage), key.dtype, key.shape, stride, offset,
             untyped=storage.dtype is UNTYPED,
         )  # fmt: skip
 
@@ -172,24 +168,6 @@ def _storage_key(key: Key, record: str) -> str | None:
     if not record.startswith("data/"):
         return None
     return key.name if key.dtype is not None else f"{key.name}/{record[5:]}"
-
-
-def storage_id(storage: Storage) -> bytes:
-    """The persistent id of a storage of the joined pickle."""
-    parts = [text_literal("storage"), expressions.storage_class(storage.dtype)]
-    parts += [text_literal(storage.key), text_literal(storage.device), integer(storage.count)]
-    return persistent(tuple_of(parts))
-
-
-def _numbered(tensor: Tensor, number: int) -> Tensor:
-    """The same tensor, its pieces in this file."""
-    from dataclasses import replace
-
-    storage = tensor.storage
-    if storage is None:
-        return tensor
-    pieces = tuple([piece._replace(source_id=number) for piece in storage.pieces])
-    return replace(tensor, storage=replace(storage, pieces=pieces))
 
 
 def _checked(tensor: Tensor, key: Key, chunk: Chunk) -> Tensor:
@@ -204,21 +182,10 @@ def _checked(tensor: Tensor, key: Key, chunk: Chunk) -> Tensor:
     return tensor
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(found))
-
-
 def _storage(key: Key, pieces: tuple[Piece, ...], crc: int | None, size: int = -1) -> Storage:
     """As torch would tag it: untyped where it has no typed storage."""
     assert key.dtype is not None
-    count = 1
-    for length in key.shape:
-        count *= length
-    size = count * key.dtype.size_bytes if size < 0 else size
+    size = prod(key.shape) * key.dtype.size_bytes if size < 0 else size
     dtype = key.dtype if key.dtype.torch_storage else UNTYPED
     return Storage(key.name, dtype, size // dtype.size_bytes, "cpu", pieces, crc)
 

@@ -23,7 +23,8 @@ from ckptool.formats.dicts import dict_items, state_items
 from ckptool.formats.judge import CODE, Judge
 from ckptool.formats.measures import global_name, named_dtype, whole
 from ckptool.limits import Limits
-from ckptool.pickles.nodes import Box, Obj, elements, items_of, text_of
+from ckptool.pickles.nodes import LIST, Box, Obj, elements, items_of, text_of
+from ckptool.pieces import count, overlap
 from ckptool.places import Source
 
 FILE = ".metadata"
@@ -171,7 +172,7 @@ def _rows(node: Any, what: str) -> list[tuple[Any, Any, int, int, int]]:
 
 
 def _listed(node: Any) -> list[Any]:
-    if type(node) is not Box or node.kind != 0x5D:
+    if type(node) is not Box or node.kind != LIST:
         raise HeaderInvalid("the chunks of a tensor are no list", hint=_AGAIN)
     return [value for value, *_ in elements(node)]
 
@@ -262,8 +263,6 @@ def _paths(node: Any) -> dict[str, Path]:
 
 def check_tiling(key: Key) -> None:
     """Raise HeaderInvalid unless the slices of a tensor lie in it, apart, and fill it."""
-    from ckptool.pieces import count, overlap
-
     regions = [chunk.region for chunk in key.chunks]
     for region in regions:
         inside = len(region) == len(key.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, DType
+from ckptool.checkpoint import UNTYPED, DType, Storage
 from ckptool.errors import Unsupported
 from ckptool.formats.homes import Home
 from ckptool.pickles.splice import text_literal
@@ -50,9 +50,18 @@ def storage_id(home: Home, key: str, *, legacy: bool) -> bytes:
             f"torch before 1.6 has no {home.element.name}, and this torch cannot load it from a legacy file",
             key=home.label or None, hint="write a zip (--to zip), or cast it with --dtype",
         )  # fmt: skip
-    parts = [text_literal("storage"), storage_class(home.dtype), text_literal(key)]
-    parts += [text_literal(home.device), integer(home.length)]
-    return persistent(tuple_of([*parts, b"N"] if legacy else parts))
+    return _id(home.dtype, key, home.device, home.length, *([b"N"] if legacy else []))
+
+
+def id_of(storage: Storage, key: str | None = None, device: str | None = None) -> bytes:
+    """The persistent id of a storage as it is, or under another key, on another device."""
+    key, device = storage.key if key is None else key, device or storage.device
+    return _id(storage.dtype, key, device, storage.count)
+
+
+def _id(dtype: DType, key: str, device: str, count: int, *view: bytes) -> bytes:
+    parts = (text_literal("storage"), storage_class(dtype), text_literal(key), text_literal(device))
+    return persistent(tuple_of((*parts, integer(count), *view)))
 
 
 def tensor(

@@ -10,15 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, KeyDuplicate, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
 from ckptool.formats.collector import paused
 from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
-from ckptool.formats.judge import CODE, KNOWN
+from ckptool.formats.judge import CODE
 from ckptool.formats.layouts import below
-from ckptool.formats.moved import Moved
+from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.rows import ALIAS_PLACES, OWN
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
@@ -50,8 +50,6 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
             with (below(folder, inner) if inner else folder).child(name) as source:
                 found = read_file(source, limits)
             return found._replace(notes=(*notes, *found.notes))
-        if held.layout != NAME:
-            return read_folder(folder, limits, held)
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)
@@ -173,14 +171,14 @@ class _Merger:
         return Checkpoint(
             file=path, format=NAME, size_bytes=self.size_bytes, sources=tuple(self.sources),
             tables=(table,), weights=0, tensors=tuple(self.tensors), storages=tuple(self.storages),
-            extras=self.beside.merged_extras(), globals=tuple(self.beside.globals),
+            extras=self.beside.merged_extras(), globals=tuple(self.beside.verdicts.rows),
             notes=(*notes, *_size_notes(self.index, rows), *self.beside.merged_notes()),
             handle=self.index, traits=self.traits,
         )  # fmt: skip
 
     def _refusal(self) -> CkptError:
         more = f", and {self.problem_count - 1:,} more such" if self.problem_count > 1 else ""
-        calls = [row for row in self.beside.globals if row.verdict == CODE]
+        calls = [row for row in self.beside.verdicts.rows if row.verdict == CODE]
         also = f"; {calls[0].member} could run code: {calls[0].name}" if calls else ""
         error = HeaderInvalid(
             f"the index and its shards disagree: {self.problems[0]}{more}{also}",
@@ -227,19 +225,15 @@ class _Beside:
 
     def __init__(self) -> None:
         self.layers: dict[str, Any] = {}  # the _metadata of state_dicts
-        self.globals: list[Global] = []
+        self.verdicts = Verdicts()
         self._texts: dict[str, Any] = {}  # the __metadata__ of safetensors
         self._extras: dict[Any, Extra] = {}
         self._notes: dict[tuple[str, str], list[str]] = {}
-        self._known: set[str] = set()
         self._conflicts: list[Note] = []
 
     def add(self, name: str, found: Checkpoint, layers: Mapping[str, Any] | None) -> None:
         """One shard's; where two disagree, the first counts and a note says so."""
-        for row in found.globals:
-            if row.verdict != KNOWN or row.name not in self._known:
-                self.globals.append(row._replace(member=f"{name}:{row.member}"))
-            self._known.add(row.name)
+        self.verdicts.add(found.globals, name)
         self._merge(self.layers, layers or {}, name)
         for extra in found.extras:
             if extra.path == _METADATA and isinstance(extra.value, dict):

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
-from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Path, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Note, Path, Table, Tensor
 from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, UsageError
 from ckptool.formats import read as read_file
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.audit import Member, Records, records_of
+from ckptool.formats.audit import Listed, Member, Records, records_of
 from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items, state_items
-from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import ITERATION, below, pointer
 from ckptool.formats.measures import evolve
-from ckptool.formats.moved import Moved
+from ckptool.formats.moved import Moved, Verdicts
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Obj, text_of
 from ckptool.places import Folder, is_plain_name
@@ -32,13 +32,6 @@ _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _SIZES = (("tp", "tensor_model_parallel_size"), ("pp", "pipeline_model_parallel_size"),
           ("ep", "expert_model_parallel_size"))  # fmt: skip
-
-
-class MegatronHandle(NamedTuple):
-    """What the screens say of it; its records, for verify."""
-
-    title: str
-    container: Records
 
 
 def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> Checkpoint:
@@ -62,9 +55,9 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     return Checkpoint(
         file=folder.path, format=NAME, size_bytes=found.size_bytes, sources=tuple(found.sources),
         tables=tuple(found.tables), weights=found.weights, tensors=tuple(found.tensors),
-        storages=tuple(found.storages), extras=tuple(found.extras), globals=tuple(found.globals),
+        storages=tuple(found.storages), extras=tuple(found.extras), globals=tuple(found.verdicts.rows),
         notes=(*_notes(ranks, found.sizes), *found.notes),
-        handle=MegatronHandle(f"Megatron, {many}, {where}", found.records()),
+        handle=Listed(f"Megatron, {many}, {where}", found.records()),
         traits=frozenset(("inspect-only",)),
     )  # fmt: skip
 
@@ -113,7 +106,6 @@ class _Ranks:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._known: set[str] = set()
         self._members: dict[int, tuple[Member, ...]] = {}
         self.sizes: dict[str, int] = {}
         self.size_bytes = 0
@@ -123,7 +115,7 @@ class _Ranks:
         self.tensors: list[Tensor] = []
         self.storages: list[Any] = []
         self.extras: list[Extra] = []
-        self.globals: list[Global] = []
+        self.verdicts = Verdicts()
         self.notes: list[Note] = []
 
     def add(self, folder: Folder, rank: str, file: str) -> None:
@@ -142,10 +134,7 @@ class _Ranks:
             self.tables.append(table._replace(path=(rank, *table.path), tensors=tuple(tensors)))
         self.tensors += [_under(rank, t) for t in moved.tensors(found.tensors)]
         self.storages += [moved.storage(storage) for storage in found.storages]
-        for row in found.globals:
-            if row.verdict != KNOWN or row.name not in self._known:
-                self.globals.append(row._replace(member=f"{rank}/{file}:{row.member}"))
-            self._known.add(row.name)
+        self.verdicts.add(found.globals, f"{rank}/{file}")
         self.notes += [n._replace(text=f"{rank}: {n.text}") for n in found.notes if first]
         self.sources += found.sources
         self._members[number] = records_of(found, f"{rank}/{file}")
@@ -172,9 +161,7 @@ def _sizes(found: Checkpoint) -> dict[str, int]:
 
 def _notes(ranks: list[tuple[str, str]], sizes: dict[str, int]) -> list[Note]:
     notes: list[Note] = []
-    wanted = 1
-    for _, name in _SIZES:
-        wanted *= max(sizes.get(name, 1), 1)
+    wanted = prod(max(sizes.get(name, 1), 1) for _, name in _SIZES)
     if sizes and wanted != len(ranks):
         text = f"its arguments ask for {wanted} ranks, {len(ranks)} are there"
         notes.append(Note("megatron-ranks-missing", text))

@@ -1,13 +1,14 @@
 """What one file of several holds, as part of the whole.
 
-Knows: storages and tensors. Must not know: files, which layout they are put together by.
+Knows: storages, tensors, verdicts. Must not know: files, which layout they are put together by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ckptool.checkpoint import Piece, Storage, Tensor
+from ckptool.checkpoint import Global, Piece, Storage, Tensor
+from ckptool.formats.judge import KNOWN
 
 
 class Moved:
@@ -44,3 +45,18 @@ class Moved:
         )  # fmt: skip
         self._tensors[id(t)] = moved
         return moved
+
+
+class Verdicts:
+    """The classes that several files name: a known one once, any other each time."""
+
+    def __init__(self) -> None:
+        self.rows: list[Global] = []
+        self._known: set[str] = set()
+
+    def add(self, rows: Iterable[Global], file: str = "") -> None:
+        """Those of one file, which is named before their members."""
+        for row in rows:
+            if row.verdict != KNOWN or row.name not in self._known:
+                self.rows.append(row._replace(member=f"{file}:{row.member}") if file else row)
+            self._known.add(row.name)

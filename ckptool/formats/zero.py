@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
-from ckptool.formats.audit import Member, Records, records_of
+from ckptool.formats.audit import Listed, Member, Records, records_of
 from ckptool.formats.collector import paused
-from ckptool.formats.judge import KNOWN
 from ckptool.formats.layouts import below, tag_of
+from ckptool.formats.moved import Verdicts
 from ckptool.formats.runs import contiguous
 from ckptool.formats.zero_files import (
     RANK_FILE,
@@ -25,6 +25,7 @@ from ckptool.formats.zero_files import (
     OptimState,
     Shape,
     model_state,
+    named,
     optim_state,
 )
 from ckptool.formats.zero_join import Joined, join_fragments, join_groups, join_partitions
@@ -35,13 +36,6 @@ from ckptool.spans import Address
 NAME = "deepspeed-zero"
 _State = TypeVar("_State")
 _AGAIN = "copy what is missing into the folder"
-
-
-class ZeroHandle(NamedTuple):
-    """What the screens say of it; its records, for verify."""
-
-    title: str
-    container: Records
 
 
 class _Names(NamedTuple):
@@ -79,9 +73,9 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     return Checkpoint(
         file=folder.path, format=NAME, size_bytes=files.size_bytes, sources=tuple(files.sources),
         tables=(table,), weights=0, tensors=table.tensors, storages=_storages(table.tensors),
-        extras=(*models[0].extras, *_optimizer(optims)), globals=tuple(files.globals),
+        extras=(*models[0].extras, *_optimizer(optims)), globals=tuple(files.verdicts.rows),
         notes=(*_notes(models, rows), *files.notes),
-        handle=ZeroHandle(title, files.records()),
+        handle=Listed(title, files.records()),
     )  # fmt: skip
 
 
@@ -127,10 +121,9 @@ class _Files:
     def __init__(self, folder: Folder, limits: Limits) -> None:
         self._folder = folder
         self._limits = limits
-        self._known: set[str] = set()
         self._told: set[tuple[str, str]] = set()
         self.sources: list[Address] = []
-        self.globals: list[Global] = []
+        self.verdicts = Verdicts()
         self.notes: list[Note] = []
         self.size_bytes = 0
         self._members: dict[int, tuple[Member, ...]] = {}
@@ -149,10 +142,7 @@ class _Files:
         with self._folder.child(name) as source:
             found = read_file(source, self._limits)
             self.size_bytes += source.size
-        for row in found.globals:
-            if row.verdict != KNOWN or row.name not in self._known:
-                self.globals.append(row._replace(member=f"{name}:{row.member}"))
-            self._known.add(row.name)
+        self.verdicts.add(found.globals, name)
         for note in found.notes:
             if (note.slug, note.text) not in self._told:
                 self.notes.append(note._replace(text=f"{name}: {note.text}"))
@@ -207,7 +197,7 @@ def _state_dict(
     rows.update({name: _tensor(name, row) for name, row in joined.items()})
     for name, owner in first.shared:
         if owner in rows:
-            rows[name] = _renamed(rows[owner], name)
+            rows[name] = named(rows[owner], name)
     return rows
 
 
@@ -228,7 +218,7 @@ def _frozen(models: Sequence[ModelState], world: int, stage: int) -> dict[str, T
             continue
         if parts[0].shape != shape:
             raise HeaderInvalid("a frozen parameter of another shape than is said", key=name)
-        found[name] = _renamed(parts[0], name)
+        found[name] = named(parts[0], name)
     return found
 
 
@@ -238,10 +228,6 @@ def _tensor(name: str, row: Joined) -> Tensor:
     size = sum(piece.span.size for piece in row.pieces)
     storage = Storage(f"fp32/{name}", row.dtype, size // row.dtype.size_bytes, "cpu", row.pieces)
     return Tensor(name, row.dtype, shape, contiguous(shape), 0, storage, False, path=(name,))
-
-
-def _renamed(t: Tensor, key: str) -> Tensor:
-    return Tensor(key, t.dtype, t.shape, t.stride, t.offset, t.storage, False, path=(key,))
 
 
 def _storages(tensors: Sequence[Tensor]) -> tuple[Storage, ...]:

@@ -158,11 +158,12 @@ def _buffers(record: Record) -> tuple[Tensor, ...]:
     names = {name for name in texts if name is not None}
     module = record.dict_of(record.entries["module"], "'module'")
     return tuple(
-        [_named(record.tensor(node, key), key) for key, node in module.items() if key in names]
+        [named(record.tensor(node, key), key) for key, node in module.items() if key in names]
     )
 
 
-def _named(t: Tensor, key: str) -> Tensor:
+def named(t: Tensor, key: str) -> Tensor:
+    """The same tensor, of the state_dict that comes out."""
     return Tensor(key, t.dtype, t.shape, t.stride, t.offset, t.storage, False, path=(key,))
 
 

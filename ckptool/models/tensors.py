@@ -6,10 +6,8 @@ is tagged so goes. Must not know: paths, models.
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ckptool.models import torch_missing
@@ -21,6 +19,7 @@ except (ImportError, OSError) as error:
 
 from ckptool.checkpoint import Checkpoint, Storage, Table, Tensor
 from ckptool.errors import KeyDuplicate, Unsupported, UsageError
+from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items, key_text
 from ckptool.models.devices import check_device
 from ckptool.models.tensors_kinds import BUILDERS
@@ -134,7 +133,7 @@ class Loader:
     def value(self, node: Any) -> Any:
         """The value of a node of the pickle."""
         assert self._builder is not None
-        with _collector_paused():
+        with paused():
             return self._builder.value(node)
 
     def table(self, table: Table, only: Collection[str] | None = None) -> OrderedDict[str, Any]:
@@ -160,7 +159,7 @@ class Loader:
 
     def _several(self, nodes: list[Any]) -> list[Any]:
         assert self._builder is not None
-        with _collector_paused():
+        with paused():
             return [self._builder.value(node) for node in nodes]
 
     def tensor(self, table: Table, record: Tensor) -> torch.Tensor:
@@ -173,18 +172,6 @@ class Loader:
                     if isinstance(found, torch.Tensor):
                         return found
         return self._tensors.of_record(record)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """All that is made stays: the collector would walk it again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def node_rows(table: Table, owner: Any) -> Iterator[tuple[str, Any]]:
