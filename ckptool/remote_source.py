@@ -67,7 +67,9 @@ class RemoteSource(Source):
         """Fetch those that are missing, several at a time."""
         with self._lock:
             ends = sorted((s.offset, min(s.end, self.size)) for s in spans if not self._kept.has(s))
-        for answer in self._pool().map(self._get, *_columns(_joined(ends))) if ends else ():
+        for answer in (
+            self._pool().map(lambda span: self._get(*span), _joined(ends)) if ends else ()
+        ):
             with self._lock:
                 self._kept.add(answer.start, answer.data, pinned=True)
 
@@ -176,11 +178,6 @@ def _joined(ends: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield start, end
             start, end = first, last
     yield start, end
-
-
-def _columns(spans: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    rows = list(spans)
-    return [start for start, _ in rows], [end for _, end in rows]
 
 
 class _Kept:

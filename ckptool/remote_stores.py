@@ -52,7 +52,16 @@ class Store:
 
     def get(self, start: int, end: int) -> Answer:
         """Bytes [`start`, `end`), fewer at the end of the object."""
-        return self._answer({"range": (start, end)})
+        try:
+            found = self.obs.get(self.store, self.place.key, options={"range": (start, end)})
+            data = memoryview(found.bytes())
+            first, last = found.range
+            meta = _meta(found.meta)
+        except Exception as error:
+            raise explained(error, self.place) from None
+        if len(data) != last - first:
+            raise short(self.place)
+        return Answer(first, data, meta)
 
     def whole(self) -> Answer | None:
         """The whole of a small object; None where it is not small."""
@@ -98,18 +107,6 @@ class Store:
             self.store, self.place.key, pieces, use_multipart=True, chunk_size=part_bytes,
             max_concurrency=at_once,
         )  # fmt: skip
-
-    def _answer(self, options: dict[str, Any]) -> Answer:
-        try:
-            found = self.obs.get(self.store, self.place.key, options=options)
-            data = memoryview(found.bytes())
-            start, end = found.range
-            meta = _meta(found.meta)
-        except Exception as error:
-            raise explained(error, self.place) from None
-        if len(data) != end - start:
-            raise short(self.place)
-        return Answer(start, data, meta)
 
 
 def _obstore() -> Any:

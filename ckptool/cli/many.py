@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ckptool.cli.main import BUG
 from ckptool.cli.output import echo, error_data, summary, trace
 from ckptool.errors import CkptError, UsageError
 from ckptool.verbs.gathering import Place, Skipped, gather, is_glob, names_in, read_list
 from ckptool.verbs.ordered import in_order
 
-BUG = 70
 _TIDY = 256  # files after which what only points to itself is thrown away
 
 

@@ -19,11 +19,10 @@ from ckptool.rules import OF_TENSORS, apply
 from ckptool.values import CASTABLE
 from ckptool.verbs.moving import devices_of
 from ckptool.verbs.naming import suffixed
-from ckptool.verbs.request import NO_DEVICES, Request
+from ckptool.verbs.request import NO_DEVICES, ONE_TABLE, Request
 from ckptool.verbs.tables import path_name, table_at
 
 _CAST_KINDS = ("tensor", "parameter", "subclass", "ndarray", "device-argument")
-_ONE_TABLE = ("safetensors", "hf-shards")
 
 
 class Decision(NamedTuple):
@@ -40,7 +39,7 @@ def decide(checkpoint: Checkpoint, request: Request, target: str) -> Decision:
     select = _selected(checkpoint, request, target)
     tables = _tables(checkpoint, request, select)
     entries = _entries(checkpoint, request)
-    named = [t for t in tables if t.kind != "tensors" or target in _ONE_TABLE]
+    named = [t for t in tables if t.kind != "tensors" or target in ONE_TABLE]
     rooted = _rooted(checkpoint, entries)
     renames, drops, notes = _names(checkpoint, named, request, rooted)
     devices: dict[str, str] = {}
@@ -82,7 +81,7 @@ def _in_order(table: Table, drops: frozenset[tuple[Path, str]]) -> list[str]:
 # -- which part --------------------------------------------------------------------------------
 def _selected(checkpoint: Checkpoint, request: Request, target: str) -> Table | None:
     """The one table that comes out; None: the file stays whole."""
-    if request.select is None and target not in _ONE_TABLE:
+    if request.select is None and target not in ONE_TABLE:
         return None
     if request.select is None and len(request.at) > 1:
         raise UsageError(f"one {target} file holds one state_dict: give --at once")
@@ -135,7 +134,7 @@ def top_level(checkpoint: Checkpoint) -> list[str]:
 
 
 def _entries(checkpoint: Checkpoint, request: Request) -> tuple[str, ...]:
-    known = [] if checkpoint.format in _ONE_TABLE or not request.entries else top_level(checkpoint)
+    known = [] if checkpoint.format in ONE_TABLE or not request.entries else top_level(checkpoint)
     unknown = [name for name in request.entries if name not in known]
     if unknown:
         listed = ", ".join(known[:8])

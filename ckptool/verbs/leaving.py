@@ -15,20 +15,19 @@ from ckptool.formats.judge import CODE, FOREIGN
 from ckptool.formats.rows import chosen_table, nested_rows
 from ckptool.plans import Written
 from ckptool.verbs.deciding import Decision
-from ckptool.verbs.request import Request
+from ckptool.verbs.request import ONE_TABLE, Request
 from ckptool.verbs.tables import path_name
 
-_ONE_TABLE = ("safetensors", "hf-shards")
 JOINED = ("deepspeed-zero",)
 """Containers that many files of ranks are joined from: what comes out is the weights alone."""
 
 
 def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[str, ...]:
     """Dotted names of the entries that the output does not have, though nobody dropped them."""
-    if (target == "dcp" and checkpoint.format in _ONE_TABLE) or checkpoint.format in JOINED:
+    if (target == "dcp" and checkpoint.format in ONE_TABLE) or checkpoint.format in JOINED:
         return tuple(path_name(extra.path) for extra in checkpoint.extras)
-    alone = target in _ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
-    if not alone or checkpoint.format in _ONE_TABLE or not checkpoint.tables:
+    alone = target in ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
+    if not alone or checkpoint.format in ONE_TABLE or not checkpoint.tables:
         return ()
     table = chosen_table(checkpoint, changes)
     nested = nested_entries(checkpoint, changes, target)
@@ -39,7 +38,7 @@ def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple
     for extra in checkpoint.extras:
         if extra.path != table.path and path_name(extra.path) not in nested:
             names[path_name(extra.path)] = None
-    if target in _ONE_TABLE:
+    if target in ONE_TABLE:
         inside = [path_name((*table.path, key)) for key, _ in table.others]
         names.update(dict.fromkeys(name for name in inside if name not in nested))
     return tuple(name for name in names if name.partition(".")[0] not in changes.entries)
@@ -48,7 +47,7 @@ def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple
 def nested_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> dict[str, int]:
     """{entry of the state_dict that is no tensor: how many tensors inside it come out}."""
     found: dict[str, int] = {}
-    if target not in _ONE_TABLE or not checkpoint.tables:
+    if target not in ONE_TABLE or not checkpoint.tables:
         return found
     table = chosen_table(checkpoint, changes)
     tensors = [row.tensor for row in nested_rows(checkpoint, table, changes)]
@@ -198,7 +197,7 @@ def _classes(checkpoint: Checkpoint, target: str) -> list[Note]:
     foreign = [g.name for g in checkpoint.globals if g.verdict == FOREIGN]
     code = [g.name for g in checkpoint.globals if g.verdict == CODE]
     notes = []
-    if target in _ONE_TABLE or checkpoint.format in (*_ONE_TABLE, *JOINED):
+    if target in ONE_TABLE or checkpoint.format in (*ONE_TABLE, *JOINED):
         if code:
             text = f"left behind, could run code: {', '.join(code[:4])}; the output holds tensors alone"
             notes.append(Note("unsafe-pickle", text))

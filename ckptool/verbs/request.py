@@ -19,7 +19,9 @@ TARGETS = {"zip": "torch-zip", "legacy": "torch-legacy", "safetensors": "safeten
            "shards": "hf-shards", "dcp": "dcp"}  # fmt: skip
 FOLDERS = ("hf-shards", "dcp")
 """Containers of several files."""
-NO_DEVICES = ("safetensors", "hf-shards", "dcp")
+ONE_TABLE = ("safetensors", "hf-shards")
+"""Containers that hold the tensors of one state_dict, and nothing beside them."""
+NO_DEVICES = (*ONE_TABLE, "dcp")
 """Containers that record no device."""
 TIED = ("alias", "duplicate", "error")
 SHARD_BYTES = 5_000_000_000
