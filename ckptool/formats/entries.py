@@ -78,9 +78,7 @@ def contents(checkpoint: Checkpoint, limits: Limits = DEFAULT) -> Contents:
         found = walk.run(handle.walked.root)
         _leave_out_modules(found, checkpoint.tables)
         return found
-    if (
-        checkpoint.format == "deepspeed-zero"
-    ):  # what lies beside is of the training, not the weights
+    if checkpoint.format == "deepspeed-zero":  # beside the weights lies the training
         return Contents({}, {}, {})
     keys = {t.key for table in checkpoint.tables for t in table.tensors}
     values, complete = _shown(checkpoint.extras, keys)

@@ -33,10 +33,8 @@ def verify_folder(
     """
     notes: tuple[Note, ...] = ()
     if path.endswith(".index.json") and not os.path.isdir(path):
-        folder, name = (
-            open_folder(os.path.dirname(path) or ".", strict=True),
-            os.path.basename(path),
-        )
+        folder = open_folder(os.path.dirname(path) or ".", strict=True)
+        name = os.path.basename(path)
     else:
         folder = open_folder(path, strict=True)
         held = look(folder)
