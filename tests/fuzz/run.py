@@ -64,11 +64,15 @@ class Run:
 
         self.asked, self.engine, self.count = asked, engine, 0
         self.target, self.desk = TARGETS[asked.target], Desk()
-        self.started = time.monotonic()
+        self.started, self.seeds = time.monotonic(), len(self.target.seeds())
 
     def one(self, data):
-        """Ask once. An exception is a finding: the input is saved."""
+        """Ask once. An exception is a finding: the input is saved. The time runs from where the
+        valid inputs, which come first, are done.
+        """
         self.count += 1
+        if self.count == self.seeds:
+            self.started = time.monotonic()
         try:
             self.target.ask(self.desk, data)
         except BaseException:
@@ -113,7 +117,7 @@ def _guided(asked, atheris):
 
     def one(data):
         run.one(data)
-        if time.monotonic() - run.started > asked.seconds:
+        if run.count > run.seeds and time.monotonic() - run.started > asked.seconds:
             run.report()
             os._exit(0)
 
