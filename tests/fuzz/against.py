@@ -254,6 +254,8 @@ def _exported(data, path, wanted):
             continue
         tensor, (start, end) = there.get(paths[key]), row["data_offsets"]
         written.add(paths[key])
+        if tensor is None and table.kind == "tensors":
+            continue  # an attribute of an object, under the name of its place
         if tensor is None:
             raise Differs(f".safetensors has {key!r}, torch does not")
         kind = (_WIDE.get(row["dtype"], row["dtype"]), tuple(row["shape"]))

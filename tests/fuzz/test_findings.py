@@ -8,6 +8,7 @@ import struct
 import pytest
 import torch
 from formats_support import (
+    FIXTURES,
     FLOAT,
     HOOKS,
     SIX,
@@ -26,6 +27,7 @@ from formats_support import (
     tensor,
     tup,
 )
+from fuzz import zipwise
 
 import ckptool
 from ckptool.errors import CkptError
@@ -170,6 +172,17 @@ def test_a_tensor_that_is_a_key_has_no_name_to_be_exported_under(file):
     path = file(archive(pickled(dictionary((tensor(), "w")))))
     assert len(ckptool.inspect(path).checkpoint.tensors) == 1
     assert converted(path, "safetensors") == "unsupported"
+
+
+def test_a_record_of_an_exported_program_that_is_no_whole_number_of_elements():
+    """inspect read it, verify could not."""
+    data = (FIXTURES / "exported.pt2").read_bytes()
+    entries = zipwise.entries_of(data)
+    assert len(read_bytes(zipwise.built(entries), "net.pt2").tensors) == 2
+    weight = next(entry for entry in entries if entry.name.endswith("/weight_0"))
+    weight.data += b"\0\0"
+    error = refusal(zipwise.built(entries), "net.pt2")
+    assert (error.slug, error.key) == ("storage-size", "weight")
 
 
 def test_a_tar_with_a_number_too_long_to_be_printed_is_refused():
