@@ -174,6 +174,19 @@ def test_a_tensor_that_is_a_key_has_no_name_to_be_exported_under(file):
     assert converted(path, "safetensors") == "unsupported"
 
 
+@pytest.mark.parametrize("target", ["zip", "safetensors"])
+def test_a_tensor_over_a_storage_without_a_type_is_bytes(target, file):
+    """As torch reads it; it was shown as 'untyped', which no tensor is."""
+    bare = storage(count=24, kind=name("torch.storage", "UntypedStorage"))
+    path = file(archive(pickled(dictionary(("w", tensor(bare, 2, (3,), (2,)))))))
+    theirs = torch.load(path)["w"]
+    (ours,) = ckptool.inspect(path).checkpoint.tensors
+    assert (ours.dtype.name, theirs.dtype) == ("uint8", torch.uint8)
+    assert torch.equal(ckptool.load(path)["w"], theirs)
+    assert converted(path, target) is None
+    assert torch.equal(ckptool.load(path.with_name("out.pth"))["w"], theirs)
+
+
 def test_a_record_of_an_exported_program_that_is_no_whole_number_of_elements():
     """inspect read it, verify could not."""
     data = (FIXTURES / "exported.pt2").read_bytes()
