@@ -187,6 +187,13 @@ def test_a_tensor_over_a_storage_without_a_type_is_bytes(target, file):
     assert torch.equal(ckptool.load(path.with_name("out.pth"))["w"], theirs)
 
 
+@pytest.mark.parametrize("step", [1 << 60, 1 << 62, (1 << 63) - 1])
+def test_a_step_that_is_never_taken_may_be_larger_than_numpy_counts(step, file):
+    path = file(archive(pickled(dictionary(("w", tensor(size=(1, 3), stride=(step, 1)))))))
+    with ckptool.open(path) as opened:
+        assert opened.weights["w"].numpy().tolist() == [[0, 1, 2]]
+
+
 def test_a_record_of_an_exported_program_that_is_no_whole_number_of_elements():
     """inspect read it, verify could not."""
     data = (FIXTURES / "exported.pt2").read_bytes()
