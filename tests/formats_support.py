@@ -206,7 +206,9 @@ def tensor_bytes(one, data):
         return b""
     grid = np.frombuffer(raw, np.uint8)
     view = np.lib.stride_tricks.as_strided(
-        grid[one.offset * width :], (*one.shape, width), (*(s * width for s in one.stride), 1)
+        grid[one.offset * width :],
+        (*one.shape, width),
+        (*(min(s, len(grid)) * width for s in one.stride), 1),
     )
     return np.ascontiguousarray(view).tobytes()
 

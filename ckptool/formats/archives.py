@@ -187,7 +187,10 @@ def _exported(archive: Archive, key: str, row: dict[str, Any]) -> Tensor:
         return Tensor(
             key, dtype, shape, stride, offset, None, bool(meta["requires_grad"]), kind, (key,), tag
         )
-    count = entry.size // dtype.size_bytes
+    count, rest = divmod(entry.size, dtype.size_bytes)
+    if rest:
+        text = f"'{name}' has {entry.size:,} bytes: no whole number of {dtype.name}"
+        raise StorageSize(text, key=key)
     check_bounds(shape, stride, offset, count, None)
     pieces, crc = archive.located(name, "stored", entry.size, f"'{key}'")
     storage = Storage(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ckptool.checkpoint import DType, Path, Piece, Storage, Tensor
+from ckptool.checkpoint import DTYPES, UNTYPED, DType, Path, Piece, Storage, Tensor
 from ckptool.errors import LimitExceeded, PickleInvalid, StorageSize, TensorBounds
 from ckptool.formats.measures import (
     COUNTED,
@@ -41,6 +41,7 @@ Resolver = Callable[[str, DType, int], Located]
 """(storage key, dtype, count) -> (pieces, recorded checksum). Raises StorageSize."""
 
 
+_BYTES = DTYPES["uint8"]  # what torch reads a storage without a type as
 _CALLS_DEEP = 50  # a Parameter of a subclass of a tensor is three
 
 
@@ -233,7 +234,7 @@ class TensorReader:
         if type(view) is not View:
             raise PickleInvalid("a tensor without a storage", offset=node.end)
         storage = view.storage
-        dtype = dtype or storage.dtype
+        dtype = dtype or (_BYTES if storage.dtype is UNTYPED else storage.dtype)
         offset = whole(args[1], "the offset of a tensor", node) + view.offset
         shape = self.sizes(args[2], "size", node)
         stride = self.sizes(args[3], "stride", node)

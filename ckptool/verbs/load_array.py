@@ -56,7 +56,8 @@ def _array(checkpoint: Checkpoint, source: Source | None, tensor: Tensor) -> Any
     for chunk in _bytes(checkpoint, source, storage, tensor.offset * item, reach * item, item):
         view[at : at + len(chunk)] = chunk
         at += len(chunk)
-    strides = [step * item for step in tensor.stride]
+    # what numpy cannot count is the step of an axis of one element or none: never taken
+    strides = [step * item if step * item < 1 << 63 else item for step in tensor.stride]
     made = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides)
     if tensor.kind == "conj":
         return np.conj(made)

@@ -8,6 +8,7 @@ import struct
 import pytest
 import torch
 from formats_support import (
+    FIXTURES,
     FLOAT,
     HOOKS,
     SIX,
@@ -26,6 +27,7 @@ from formats_support import (
     tensor,
     tup,
 )
+from fuzz import zipwise
 
 import ckptool
 from ckptool.errors import CkptError
@@ -170,6 +172,37 @@ def test_a_tensor_that_is_a_key_has_no_name_to_be_exported_under(file):
     path = file(archive(pickled(dictionary((tensor(), "w")))))
     assert len(ckptool.inspect(path).checkpoint.tensors) == 1
     assert converted(path, "safetensors") == "unsupported"
+
+
+@pytest.mark.parametrize("target", ["zip", "safetensors"])
+def test_a_tensor_over_a_storage_without_a_type_is_bytes(target, file):
+    """As torch reads it; it was shown as 'untyped', which no tensor is."""
+    bare = storage(count=24, kind=name("torch.storage", "UntypedStorage"))
+    path = file(archive(pickled(dictionary(("w", tensor(bare, 2, (3,), (2,)))))))
+    theirs = torch.load(path)["w"]
+    (ours,) = ckptool.inspect(path).checkpoint.tensors
+    assert (ours.dtype.name, theirs.dtype) == ("uint8", torch.uint8)
+    assert torch.equal(ckptool.load(path)["w"], theirs)
+    assert converted(path, target) is None
+    assert torch.equal(ckptool.load(path.with_name("out.pth"))["w"], theirs)
+
+
+@pytest.mark.parametrize("step", [1 << 60, 1 << 62, (1 << 63) - 1])
+def test_a_step_that_is_never_taken_may_be_larger_than_numpy_counts(step, file):
+    path = file(archive(pickled(dictionary(("w", tensor(size=(1, 3), stride=(step, 1)))))))
+    with ckptool.open(path) as opened:
+        assert opened.weights["w"].numpy().tolist() == [[0, 1, 2]]
+
+
+def test_a_record_of_an_exported_program_that_is_no_whole_number_of_elements():
+    """inspect read it, verify could not."""
+    data = (FIXTURES / "exported.pt2").read_bytes()
+    entries = zipwise.entries_of(data)
+    assert len(read_bytes(zipwise.built(entries), "net.pt2").tensors) == 2
+    weight = next(entry for entry in entries if entry.name.endswith("/weight_0"))
+    weight.data += b"\0\0"
+    error = refusal(zipwise.built(entries), "net.pt2")
+    assert (error.slug, error.key) == ("storage-size", "weight")
 
 
 def test_a_tar_with_a_number_too_long_to_be_printed_is_refused():
