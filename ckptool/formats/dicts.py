@@ -46,16 +46,17 @@ def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
 
 # Which argument of a dict-like class is a mapping, or a list of pairs, that it begins with.
 _BEGINS_WITH = {"OrderedDict": 0, "Counter": 0, "AttributeDict": 0, "defaultdict": 1}
+_DICTS = ("collections.OrderedDict", "collections.Counter", "collections.defaultdict")
 
 
 def _given(node: Obj, filled: bool) -> Rows | None:
     """What a dict is made of before items are added: what its argument held by then. None for
-    what is no dict; of others than an OrderedDict this is asked only where items are added too.
+    what is no dict; of others than Python's own this is asked only where items are added too.
 
     Raises PickleInvalid for an argument that no pickler writes.
     """
     name = global_name(node.fn) or ""
-    if name != "collections.OrderedDict" and not filled:
+    if name not in _DICTS and not filled:
         return None
     at = _BEGINS_WITH.get(name.rpartition(".")[2], 1 << 16)
     args = items_of(node.args) or []
