@@ -222,11 +222,14 @@ def _lazy(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     )
 
 
-def _old_tensor(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
-    """torch.FloatTensor() BUILD (storage, offset, size, stride), torch 0.1."""
+def _old_tensor(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+    """torch.FloatTensor() BUILD (storage, offset, size, stride), torch 0.1. Called with sizes it
+    has whatever memory holds, with a list its numbers: neither is ever saved.
+    """
     state = items_of(node.state.value) if node.state is not None else None
-    if state is None or len(state) != 4:
-        return None
+    if args or state is None or len(state) != 4:
+        text = f"{global_name(node.fn)} with arguments, or without its four parts"
+        raise PickleInvalid(text, offset=node.end)
     tensor = reader.dense(node, state)
     written = (tensor.dtype.torch_storage or "") if tensor.dtype else ""
     if global_name(node.fn) != f"torch.{written.replace('Storage', 'Tensor')}":
