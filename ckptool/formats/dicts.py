@@ -58,7 +58,7 @@ def _given(node: Obj, filled: bool) -> Rows | None:
     if name != "collections.OrderedDict" and not filled:
         return None
     at = _BEGINS_WITH.get(name.rpartition(".")[2], 1 << 16)
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     first = args[at] if len(args) > at else None
     if type(first) is Box:
         first = _as_of(first, node.end)
@@ -161,7 +161,7 @@ def _comparable(key: Any) -> str | int | None:
 def texts_of(node: Any) -> frozenset[str]:
     """The strings of a set node (protocol 2 writes set([…]))."""
     if type(node) is Obj:
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         node = args[0] if args else None
     if type(node) is not Box:
         return frozenset()
@@ -178,7 +178,7 @@ def module_parts(node: Obj) -> dict[str, Any] | None:
 
 def reconstructed(node: Obj) -> str | None:
     """The class that copy_reg._reconstructor makes an instance of."""
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     return global_name(args[0]) if args else None
 
 

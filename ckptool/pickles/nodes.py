@@ -9,8 +9,8 @@ Ints, floats, str, bool and None stand for themselves.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 DICT, LIST, SET = 0x7D, 0x5D, 0x8F  # the opcodes that make an empty one
 REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, FROZENSET = 0x52, 0x81, 0x92, 0x69, 0x6F, 0x91
@@ -34,14 +34,33 @@ class Global:
 
 
 class Tup:
-    """A tuple; item i starts at starts[i]; `end` is the opcode that made it."""
+    """A tuple; item i starts at starts[i]; `end` is the opcode that made it.
 
-    __slots__ = ("end", "items", "starts")
+    Most nodes of a checkpoint are tuples: where they stand is kept as packed numbers.
+    """
 
-    def __init__(self, items: list[Any], starts: list[int], end: int) -> None:
-        self.items = items
-        self.starts = starts
-        self.end = end
+    __slots__ = ("_where", "items")
+
+    def __init__(self, items: Iterable[Any], starts: Iterable[int], end: int) -> None:
+        self.items = tuple(items)
+        try:
+            self._where = array("I", (*starts, end)).tobytes()
+        except OverflowError:
+            self._where = array("Q", (*starts, end)).tobytes()
+
+    def _numbers(self) -> memoryview[int]:
+        code: Literal["I", "Q"] = "I" if len(self._where) == 4 * (len(self.items) + 1) else "Q"
+        return memoryview(self._where).cast(code)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first byte of each item."""
+        return self._numbers()[:-1].tolist()
+
+    @property
+    def end(self) -> int:
+        """The byte of its opcode."""
+        return self._numbers()[-1]
 
 
 class Batch:
@@ -219,11 +238,11 @@ def elements(node: Box | Obj) -> Iterator[tuple[Any, int, int]]:
             yield value, starts[i], starts[i + 1] if i + 1 < count else batch.end
 
 
-def items_of(args: Any) -> list[Any] | None:
+def items_of(args: Any) -> tuple[Any, ...] | None:
     """The items of a tuple node; None for anything else."""
     if type(args) is Tup:
         return args.items
-    return [] if args == () and type(args) is tuple else None
+    return () if args == () and type(args) is tuple else None
 
 
 def children(node: Any) -> list[Any]:

@@ -163,7 +163,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             elif c == 0x86:  # TUPLE2
                 last = st.pop()
                 at = ss.pop()
-                st[-1] = Tup([st[-1], last], [ss[-1], at], pos)
+                st[-1] = Tup((st[-1], last), (ss[-1], at), pos)
                 pos += 1
             elif c == 0x6A:  # LONG_BINGET
                 st.append(memo[_UINT4(b, pos + 1)[0]])
@@ -198,7 +198,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 on_put(pos)
                 pos += 2
             elif c == 0x85:  # TUPLE1
-                st[-1] = Tup([st[-1]], [ss[-1]], pos)
+                st[-1] = Tup((st[-1],), (ss[-1],), pos)
                 pos += 1
             elif c == 0x87:  # TUPLE3
                 if len(st) < 3:
