@@ -26,7 +26,7 @@ def check_contents(node: Any, is_tensor: Callable[[Any], bool]) -> None:
     name = global_name(node.fn)
     if name not in _MADE_OF_A_LIST:
         return
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     given = args[0] if args else ()
     if (type(given) is Box and given.kind == DICT) or is_tensor(given):
         raise PickleInvalid(f"a {name} that is made of no list", offset=node.end)

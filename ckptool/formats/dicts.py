@@ -60,7 +60,7 @@ def _given(node: Obj, filled: bool) -> Rows | None:
     if name not in _DICTS and not filled:
         return None
     at = _BEGINS_WITH.get(name.rpartition(".")[2], 1 << 16)
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     first = args[at] if len(args) > at else ()
     if type(first) is Box and first.kind == DICT:
         return list(pairs(_as_of(first, node.end)))
@@ -170,7 +170,7 @@ def _comparable(key: Any, inside: bool = False) -> Any:
 def texts_of(node: Any) -> frozenset[str]:
     """The strings of a set node (protocol 2 writes set([…]))."""
     if type(node) is Obj:
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         node = args[0] if args else None
     if type(node) is not Box:
         return frozenset()
@@ -187,7 +187,7 @@ def module_parts(node: Obj) -> dict[str, Any] | None:
 
 def reconstructed(node: Obj) -> str | None:
     """The class that copy_reg._reconstructor makes an instance of."""
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     return global_name(args[0]) if args else None
 
 

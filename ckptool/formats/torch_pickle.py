@@ -294,7 +294,7 @@ class TensorReader:
         if type(node) is Box and node.kind == 0x5D:
             if any(batch.end > owner.end for batch in node.batches):
                 raise TensorBounds(f"the {what} of a tensor grows later", offset=at_byte(owner))
-            items: list[Any] | None = [value for value, _, _ in elements(node)]
+            items: Sequence[Any] | None = [value for value, _, _ in elements(node)]
         else:
             items = items_of(node)
         if items is None:

@@ -179,7 +179,7 @@ class _Reading:
         count, at = self._next(window, 0, "storages")
         for _ in range(whole(count, "the number of storages", None)):
             root, at = self._next(window, at, "storages")
-            items = items_of(root) or []
+            items = items_of(root) or ()
             if len(items) not in (2, 3):
                 raise PickleInvalid("a storage that is not (key, location, type)")
             dtype = storage_dtype(items[-1], None)
@@ -203,7 +203,7 @@ class _Reading:
         if type(root) is not Box or root.kind != LIST:
             raise PickleInvalid("storage views that are no list")
         for view, *_ in elements(root):
-            items = items_of(view) or []
+            items = items_of(view) or ()
             if len(items) != 4 or _name(items[1]) not in self.views:
                 raise PickleInvalid("a storage view of an unknown storage")
             base = self.views[_name(items[1])]
@@ -219,7 +219,7 @@ class _Reading:
         count, at = self._next(window, 0, "tensors")
         for _ in range(whole(count, "the number of tensors", None)):
             root, at = self._next(window, at, "tensors")
-            items = items_of(root) or []
+            items = items_of(root) or ()
             if len(items) != 3:
                 raise PickleInvalid("a tensor that is not (key, storage, type)")
             storage_key = items[2] if type(items[1]) is GlobalNode else items[1]
