@@ -21,7 +21,7 @@ from ckptool.errors import (
 )
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.audit import Records
-from ckptool.formats.layouts import below, unpacked_tops
+from ckptool.formats.layouts import unpacked_tops
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import BytesSource, Folder
@@ -78,7 +78,7 @@ def _top(folder: Folder) -> Folder:
     if len(tops) != 1:
         raise UsageError(f"{len(tops)} unpacked archives in one folder", path=folder.path,
                          hint="give the path of one of them")  # fmt: skip
-    return folder if tops[0] == "." else below(folder, tops[0])
+    return folder if tops[0] == "." else folder.below(tops[0])
 
 
 def _is_big_endian(top: Folder) -> bool:
@@ -96,7 +96,7 @@ class _Storages:
 
     def __init__(self, top: Folder, encoding: str, pickle: Address) -> None:
         self._path = top.path
-        self._folder = below(top, _DATA) if _DATA in top.folders() else None
+        self._folder = top.below(_DATA) if _DATA in top.folders() else None
         self._encoding = encoding
         self.sources = [pickle]
 
