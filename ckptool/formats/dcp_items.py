@@ -7,10 +7,11 @@ Knows: where the bytes of a slice lie in its item, what an object in one says. M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, Piece, Storage, Tensor
+from ckptool.checkpoint import UNTYPED, Piece, Region, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
 from ckptool.formats.audit import Member
@@ -19,7 +20,7 @@ from ckptool.formats.judge import Judge
 from ckptool.formats.measures import View
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.respell import Respeller
-from ckptool.formats.runs import contiguous, is_contiguous
+from ckptool.formats.runs import common_order, contiguous
 from ckptool.formats.torch_pickle import Located
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Pers
@@ -29,6 +30,7 @@ from ckptool.spans import Span
 from ckptool.ziplayout import DEFLATED
 
 _AGAIN = "copy the folder again"
+_ANEW = "load and save it again with torch.distributed.checkpoint"
 _ROOM = 1 << 20  # bytes that an object may take beside eight times those of its own pickle
 
 
@@ -150,12 +152,7 @@ class Shelf:
             tensor = slices[0]
             storage, stride, offset = _of_one(tensor, key)
         else:
-            pieces = [
-                _piece(tensor, chunk, key)
-                for tensor, chunk in zip(slices, key.chunks, strict=True)
-                if tensor.count
-            ]
-            storage = _storage(key, ordered(pieces, key.shape), None)
+            storage, stride = _of_several(slices, key)
         self.storages[key.name] = storage
         return expressions.tensor(
             expressions.id_of(storage), key.dtype, key.shape, stride, offset,
@@ -198,18 +195,32 @@ def _of_one(tensor: Tensor, key: Key) -> tuple[Storage, tuple[int, ...], int]:
     return storage, tensor.stride or (), tensor.offset
 
 
-def _piece(tensor: Tensor, chunk: Chunk, key: Key) -> Piece:
+def _of_several(slices: list[Tensor], key: Key) -> tuple[Storage, tuple[int, ...]]:
+    """A storage of slices in the order of axes that all of them have in memory, and the strides of
+    the tensor in it. torch copies value by value, so that only the layout can differ from its own.
+    """
+    rows = [row for row in zip(slices, key.chunks, strict=True) if row[0].count]
+    order = common_order([tensor for tensor, _ in rows], len(key.shape))
+    if order is None:
+        raise Unsupported("slices that do not lie in memory in one order of axes", key=key.name,
+                          hint=_ANEW)  # fmt: skip
+    pieces = [_piece(tensor, chunk.region, key, order) for tensor, chunk in rows]
+    shape = [key.shape[axis] for axis in order]
+    steps = dict(zip(order, contiguous(shape), strict=True))
+    stride = tuple([steps[axis] for axis in range(len(shape))])
+    return _storage(key, ordered(pieces, shape), None), stride
+
+
+def _piece(tensor: Tensor, region: Region, key: Key, order: Sequence[int]) -> Piece:
     """Where the numbers of a slice lie."""
     assert tensor.storage is not None
     assert tensor.dtype is not None
     held, item = tensor.storage, tensor.dtype.size_bytes
     piece = held.pieces[0]
-    if not is_contiguous(tensor) or piece.encoding not in ("stored", "swapped"):
-        raise Unsupported(
-            "a slice that is not stored row by row", key=key.name,
-            hint="load and save it again with torch.distributed.checkpoint",
-        )  # fmt: skip
+    if piece.encoding not in ("stored", "swapped"):
+        raise Unsupported("a compressed slice", key=key.name, hint=_ANEW)
     size = tensor.count * item
     crc = held.crc if size == piece.span.size else None
     span = Span(piece.span.offset + tensor.offset * item, size)
-    return piece._replace(span=span, region=chunk.region, crc=crc)
+    turned = tuple([region[axis] for axis in order])
+    return piece._replace(span=span, region=turned, crc=crc)
