@@ -205,7 +205,7 @@ def _of_several(slices: list[Tensor], key: Key) -> tuple[Storage, tuple[int, ...
         raise Unsupported("slices that do not lie in memory in one order of axes", key=key.name,
                           hint=_ANEW)  # fmt: skip
     pieces = [_piece(tensor, chunk.region, key, order) for tensor, chunk in rows]
-    shape = [key.shape[axis] for axis in order]
+    shape = tuple([key.shape[axis] for axis in order])
     steps = dict(zip(order, contiguous(shape), strict=True))
     stride = tuple([steps[axis] for axis in range(len(shape))])
     return _storage(key, ordered(pieces, shape), None), stride
