@@ -7,6 +7,7 @@ printing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
@@ -21,7 +22,7 @@ from ckptool.verbs.opening import is_folder, open_folder, open_place
 
 _INDEX = ".index.json"
 _RANK_FILE = "_states.pt"
-_METADATA = ".metadata"
+_METADATA = re.compile(r"(?:__\d+)?\.metadata")
 
 
 class Opened(NamedTuple):
@@ -81,8 +82,8 @@ def _of_a_folder(path: str | None) -> tuple[Note, ...]:
 
 
 def is_index(path: str) -> bool:
-    """Whether this is the `.metadata` of a DCP folder, which stands for the folder."""
-    return os.path.basename(path) == _METADATA and os.path.isfile(path)
+    """Whether this is the `.metadata` of a DCP folder, or a rank's, which stands for the folder."""
+    return _METADATA.fullmatch(os.path.basename(path)) is not None and os.path.isfile(path)
 
 
 def _sharded(folder: Folder, limits: Limits, index: str | None) -> Opened:
