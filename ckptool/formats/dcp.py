@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
 from ckptool.commands import convert_command
-from ckptool.errors import HeaderInvalid, LimitExceeded, SpecialFile, Truncated
+from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Truncated
 from ckptool.formats.assemble import PickleHandle, assemble
 from ckptool.formats.collector import paused
 from ckptool.formats.dcp_apart import rank_files, read_ranks
@@ -20,6 +20,7 @@ from ckptool.formats.dcp_items import Shelf
 from ckptool.formats.dcp_metadata import FILE, Index, Item, Key, Metadata, check_tiling, read_index
 from ckptool.formats.judge import CODE
 from ckptool.formats.nested import Nested
+from ckptool.formats.salvaged import Losses, Remains
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.walk import walk
@@ -52,29 +53,43 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     HeaderInvalid where items or slices overlap or are missing.
     """
     with paused():
-        return _read(folder, limits, name or FILE)
+        return _read(folder, limits, name or FILE, Losses())
 
 
-def _read(folder: Folder, limits: Limits, name: str) -> Checkpoint:
-    index = read_index(folder, limits) if name == FILE else read_ranks(folder, limits)
+def read_remains(folder: Folder, limits: Limits, name: str | None = None) -> Remains:
+    """What is whole of a folder that `read` refuses: files and ranks may be missing or cut, items
+    damaged. Raises CkptError where the metadata are, and for a folder that is hostile.
+    """
+    losses = Losses(tolerant=True)
+    with paused():
+        found = _read(folder, limits, name or FILE, losses)
+    return Remains(found, losses.lost)
+
+
+def _read(folder: Folder, limits: Limits, name: str, losses: Losses) -> Checkpoint:
+    strict = not losses.tolerant
+    index = read_index(folder, limits) if name == FILE else read_ranks(folder, limits, strict)
     metadata, size_bytes = index.metadata, index.size_bytes
     for key in metadata.keys:
         if key.dtype is not None:
-            check_tiling(key)
+            try:
+                check_tiling(key)
+            except HeaderInvalid as error:
+                losses.add(key.name, error)
     shelf, addresses = Shelf(limits), list[Address]()
     files = _by_file(metadata.keys)
     if len(files) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(files):,} files", path=folder.path)
-    _check_presence(folder, files)
+    for file in _missing(folder, files, losses):
+        del files[file]
     for number, (file, places) in enumerate(files.items()):
         with folder.child(file) as source:
-            _read_file(source, number, places, shelf)
+            _read_file(source, number, places, shelf, losses)
             addresses.append(source.address)
             size_bytes += source.size
     addresses += index.addresses  # no piece lies in them, but they have to stay what they were
-    return _checkpoint(
-        folder, index, shelf, addresses, size_bytes, _notes(folder, name, metadata, files)
-    )
+    notes = _notes(folder, name, metadata, files)
+    return _checkpoint(folder, index, shelf, addresses, size_bytes, notes, losses)
 
 
 def _by_file(keys: Iterable[Key]) -> dict[str, list[Place]]:
@@ -92,11 +107,21 @@ def _by_file(keys: Iterable[Key]) -> dict[str, list[Place]]:
     return found
 
 
-def _check_presence(folder: Folder, files: dict[str, list[Place]]) -> None:
+def _missing(folder: Folder, files: dict[str, list[Place]], losses: Losses) -> list[str]:
+    """Files that are not there, what is in them lost. Raises SpecialFile in a strict reading."""
     there = set(folder.list())
     missing = [name for name in files if is_plain_name(name) and name not in there]
-    if not missing:
-        return
+    if losses.tolerant:
+        for name in missing:
+            error = SpecialFile(f"'{name}' is missing")
+            for place in files[name]:
+                losses.add(place.key.name, error, counts=not place.copy)
+    elif missing:
+        raise _absence(folder, files, missing)
+    return missing
+
+
+def _absence(folder: Folder, files: dict[str, list[Place]], missing: list[str]) -> SpecialFile:
     keys = {place.key.name for name in missing for place in files[name]}
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     listed = ", ".join(f"'{name}'" for name in missing[:3])
@@ -106,33 +131,41 @@ def _check_presence(folder: Folder, files: dict[str, list[Place]]) -> None:
         path=folder.path, hint="copy what is missing into the folder",
     )  # fmt: skip
     error.findings = tuple(sorted(keys)[:50])
-    raise error
+    return error
 
 
-def _read_file(source: Source, number: int, places: list[Place], shelf: Shelf) -> None:
+def _read_file(
+    source: Source, number: int, places: list[Place], shelf: Shelf, losses: Losses
+) -> None:
     end = 0
     for item, key, at, copy in places:
-        if item.offset + item.length > source.size:
-            raise Truncated(
-                f"an item should end at byte {item.offset + item.length:,}, the file has "
-                f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
-            )  # fmt: skip
         if item.offset < end and not shelf.is_header(number, item.offset):
             raise HeaderInvalid("two items overlap", path=source.name, key=key.name,
                                 offset=item.offset, hint=_AGAIN)  # fmt: skip
-        shelf.add(source, number, key, at, item, copy=copy)
+        try:
+            _check_end(source, item, key)
+            shelf.add(source, number, key, at, item, copy=copy)
+        except CkptError as error:
+            losses.add(key.name, error, counts=not copy)
         if not shelf.is_header(number, item.offset):
             end = item.offset + item.length
 
 
+def _check_end(source: Source, item: Item, key: Key) -> None:
+    if item.offset + item.length > source.size:
+        raise Truncated(
+            f"an item should end at byte {item.offset + item.length:,}, the file has "
+            f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
+        )  # fmt: skip
+
+
 def _checkpoint(
     folder: Folder, index: Index, shelf: Shelf, addresses: list[Address], size_bytes: int,
-    notes: tuple[Note, ...],
+    notes: tuple[Note, ...], losses: Losses,
 ) -> Checkpoint:  # fmt: skip
     nested = Nested()
     for key in index.metadata.keys:
-        made = shelf.objects.pop(key.name) if key.dtype is None else shelf.joined(key)
-        nested.put(key.path, made, key.name)
+        nested.put(key.path, _made(key, shelf, losses), key.name)
     data = whole(nested.expression())
     walked = walk(data, 0, limits=shelf.limits, member="the state_dict")
     reader = TensorReader(shelf.resolve, shelf.limits)
@@ -149,6 +182,16 @@ def _checkpoint(
         globals=(*index.metadata.globals, *shelf.verdicts.rows),
         notes=(*found.notes, *_of_copies(shelf), *offer),
     )  # fmt: skip
+
+
+def _made(key: Key, shelf: Shelf, losses: Losses) -> bytes:
+    """The expression of a key; of a lost one, one whose storage has no bytes."""
+    if key.name not in losses.lost:
+        try:
+            return shelf.objects.pop(key.name) if key.dtype is None else shelf.joined(key)
+        except CkptError as error:
+            losses.add(key.name, error)
+    return shelf.blank(key)
 
 
 def _offer(path: str, rank_count: int) -> Note:

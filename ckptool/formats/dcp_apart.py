@@ -26,15 +26,16 @@ def rank_files(names: Iterable[str]) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def read_ranks(folder: Folder, limits: Limits) -> Index:
-    """The metadata of all ranks as one. Raises HeaderInvalid where a rank's is missing, Unsupported
-    where ranks saved different things under one key, and what `read_metadata` raises.
+def read_ranks(folder: Folder, limits: Limits, strict: bool = True) -> Index:
+    """The metadata of all ranks as one. Raises HeaderInvalid where a rank's is missing (`strict`
+    alone), Unsupported where ranks saved different things under one key, and what `read_metadata` raises.
     """
     names = folder.list()
     files = rank_files(names)
     if len(files) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(files):,} ranks", path=folder.path)
-    _check_presence(folder, names, files)
+    if strict:
+        _check_presence(folder, names, files)
     rows, addresses, size_bytes = [], [], 0
     for name in files:
         with folder.child(name) as source:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ckptool.checkpoint import UNTYPED, Piece, Region, Storage, Tensor
+from ckptool.checkpoint import DTYPES, UNTYPED, DType, Piece, Region, Storage, Tensor
 from ckptool.errors import CkptError, HeaderInvalid, StorageSize, Unsupported
 from ckptool.formats import expressions, safetensors, torch_zip
 from ckptool.formats.audit import Member
@@ -187,6 +187,13 @@ class Shelf:
             )
         return expressions.id_of(self.storages[name])
 
+    def blank(self, key: Key) -> bytes:
+        """The expression of a tensor whose numbers are lost, or of nothing in an object's place."""
+        dtype, shape = (DTYPES["uint8"], (0,)) if key.dtype is None else (key.dtype, key.shape)
+        storage = _storage(key._replace(dtype=dtype, shape=shape), (), None)
+        self.storages[key.name] = storage
+        return _expression(storage, dtype, shape, contiguous(shape), 0)
+
     # -- tensors -----------------------------------------------------------------------------
     def joined(self, key: Key) -> bytes:
         """The expression of a tensor; its storage is put together from its slices.
@@ -202,10 +209,15 @@ class Shelf:
         else:
             storage, stride = _of_several(slices, key)
         self.storages[key.name] = storage
-        return expressions.tensor(
-            expressions.id_of(storage), key.dtype, key.shape, stride, offset,
-            untyped=storage.dtype is UNTYPED,
-        )  # fmt: skip
+        return _expression(storage, key.dtype, key.shape, stride, offset)
+
+
+def _expression(
+    storage: Storage, dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> bytes:
+    untyped = storage.dtype is UNTYPED
+    pers = expressions.id_of(storage)
+    return expressions.tensor(pers, dtype, shape, stride, offset, untyped=untyped)
 
 
 def _seal_of(archive: torch_zip.Archive) -> Seal | None:
