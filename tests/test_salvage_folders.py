@@ -313,3 +313,56 @@ def test_a_deepspeed_folder_is_refused_with_a_way_out(tmp_path, capsys):
     assert "not DeepSpeed ZeRO" in err
     assert "hint: give the damaged file in it" in err
     assert not (tmp_path / "part.pth").exists()
+
+
+# --- verify says what a salvage would -----------------------------------------------------------
+def test_verify_names_what_is_lost_and_the_command(folder, capsys, tmp_path):
+    os.remove(folder / "__2_0.distcp")
+    report = ckptool.verify(folder)
+    assert (report.exit_status, report.tensor_count, report.whole_count) == (2, 11, 3)
+    done = salvage(folder, tmp_path / "part.pth")
+    assert {key for key, _ in report.lost} == {key for key, _ in done.lost} - {"optimizer"}
+    status, out, _ = cli(capsys, "verify", folder)
+    assert status == 2
+    assert "1 of 4 files are missing: '__2_0.distcp'" in out
+    assert "3 of 11 tensors are whole" in out
+    assert f"ckptool convert {folder} --salvage -o {folder}.part.pth" in out
+    command = f"convert {folder} --salvage -o {folder}.part.pth".split()
+    assert cli(capsys, *command)[0] == 1
+    found = torch.load(f"{folder}.part.pth", weights_only=True)["model"]
+    assert set(found) == {"copies", "grid.copied", "scalar"} - {key for key, _ in report.lost}
+
+
+def test_verify_of_a_cut_file_names_every_tensor_behind_the_cut(folder):
+    path, at, size = item_bytes(folder, "model.grid.weight")
+    os.truncate(path, at + size - 1)
+    report = ckptool.verify(folder)
+    named = {key for row in report.to_dict()["findings"] for key in row["keys"]}
+    assert named == {key for key, _ in report.lost}
+    assert "grid.weight" in named
+    assert report.size_bytes == sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_verify_of_shards_offers_it_too(shards, capsys):
+    os.remove(shard(shards, 2))
+    status, out, _ = cli(capsys, "verify", shards)
+    assert status == 2
+    assert "4 of 6 tensors are whole" in out
+    assert f"ckptool convert {shards} --salvage -o {shards}.part.safetensors" in out
+    command = f"convert {shards} --salvage -o {shards}.part.safetensors".split()
+    assert cli(capsys, *command)[0] == 1
+    assert len(load_file(f"{shards}.part.safetensors")) == 4
+    os.remove(shard(shards, 1))
+    os.remove(shard(shards, 3))
+    assert "--salvage" not in cli(capsys, "verify", shards)[1]
+
+
+def test_verify_of_an_unpacked_archive_without_a_storage(tmp_path, capsys):
+    torch.save({"a": torch.ones(3), "b": torch.ones(4)}, tmp_path / "net.pth")
+    with zipfile.ZipFile(tmp_path / "net.pth") as z:
+        z.extractall(tmp_path / "x")
+    os.truncate(tmp_path / "x" / "net" / "data" / "1", 15)
+    status, out, _ = cli(capsys, "verify", tmp_path / "x")
+    assert status == 2
+    assert "b: storage '1' has 15 bytes, its tensors need 16" in out
+    assert "1 of 2 tensors are whole" in out

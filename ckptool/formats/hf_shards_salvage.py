@@ -1,7 +1,7 @@
 """What is whole of Hugging Face shards of which some are missing or damaged.
 
-Knows: that a shard that cannot be read takes the keys with it that the index has there. Must not
-know: verbs, checksums of storages (whoever compares them says which are wrong).
+Knows: that a shard that cannot be read takes the keys with it that the index has there.
+Must not know: verbs, checksums of storages (whoever compares them says which are wrong).
 """
 
 from __future__ import annotations

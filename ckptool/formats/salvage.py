@@ -34,20 +34,21 @@ def remains(source: Source, limits: Limits) -> Remains:
 
 def remains_of_folder(folder: Folder, held: Held, limits: Limits) -> Remains:
     """The same of a folder that is read as a whole."""
-    read = import_module(f"ckptool.formats.{_FOLDERS[held.layout]}").read_remains
+    read = import_module(f"ckptool.formats.{SALVAGED_FOLDERS[held.layout]}").read_remains
     found: Remains = read(folder, limits, held.name)
     checkpoint, notes = found.checkpoint, (*held.notes, *found.checkpoint.notes)
     traits = checkpoint.traits | {"salvaged"}
     return found._replace(checkpoint=checkpoint._replace(notes=notes, traits=traits))
 
 
-_FOLDERS = {"hf-shards": "hf_shards_salvage", "dcp": "dcp", "torch-unpacked": "unpacked"}
+SALVAGED_FOLDERS = {"hf-shards": "hf_shards_salvage", "dcp": "dcp", "torch-unpacked": "unpacked"}
+"""Layouts of which a part can be read, and the module that does."""
 
 
 def refuse_layout(held: Held) -> None:
     """Raise Unsupported for a folder in which one damaged file may take all weights with it."""
-    if held.layout not in _FOLDERS:
-        known = ", ".join(TITLES[name] for name in _FOLDERS)
+    if held.layout not in SALVAGED_FOLDERS:
+        known = ", ".join(TITLES[name] for name in SALVAGED_FOLDERS)
         raise Unsupported(
             f"--salvage takes one file, or a folder of these kinds: {known}; not {TITLES[held.layout]}",
             hint="give the damaged file in it",
