@@ -20,7 +20,7 @@ from ckptool.formats.dcp_items import Shelf
 from ckptool.formats.dcp_metadata import FILE, Index, Item, Key, Metadata, check_tiling, read_index
 from ckptool.formats.judge import CODE
 from ckptool.formats.nested import Nested
-from ckptool.formats.salvaged import Losses, Remains
+from ckptool.formats.salvaged import WHOLE, Losses, Remains
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.walk import walk
@@ -128,7 +128,7 @@ def _absence(folder: Folder, files: dict[str, list[Place]], missing: list[str]) 
     error = SpecialFile(
         f"{len(missing)} of {len(files)} files are missing: {listed}{more}; "
         f"{len(keys):,} keys are in them",
-        path=folder.path, hint="copy what is missing into the folder",
+        path=folder.path, hint=f"copy what is missing into the folder{WHOLE}",
     )  # fmt: skip
     error.findings = tuple(sorted(keys)[:50])
     return error
@@ -155,7 +155,7 @@ def _check_end(source: Source, item: Item, key: Key) -> None:
     if item.offset + item.length > source.size:
         raise Truncated(
             f"an item should end at byte {item.offset + item.length:,}, the file has "
-            f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN,
+            f"{source.size:,}", path=source.name, key=key.name, hint=_AGAIN + WHOLE,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from ckptool.errors import HeaderInvalid, LimitExceeded, Unsupported
 from ckptool.formats.dcp_metadata import Chunk, Copied, Index, Key, Metadata, read_metadata
 from ckptool.formats.moved import Verdicts
+from ckptool.formats.salvaged import WHOLE
 from ckptool.limits import Limits
 from ckptool.places import Folder
 
@@ -60,7 +61,7 @@ def _check_presence(folder: Folder, names: Sequence[str], files: Sequence[str]) 
     raise HeaderInvalid(
         f"a DCP folder that {len(ranks)} ranks saved without collectives; '{missing}' is missing"
         + (", its .tmp was never finished" if begun else ""),
-        path=folder.path, hint=f"copy the files of rank {gap} into it: '__{gap}*'",
+        path=folder.path, hint=f"copy the files of rank {gap} ('__{gap}*') into it{WHOLE}",
     )  # fmt: skip
 
 

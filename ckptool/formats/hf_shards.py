@@ -20,6 +20,7 @@ from ckptool.formats.judge import CODE
 from ckptool.formats.layouts import below
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.rows import ALIAS_PLACES, OWN
+from ckptool.formats.salvaged import WHOLE
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
 from ckptool.spans import Address
@@ -89,7 +90,7 @@ def _missing(index: Index, missing: Sequence[str], limits: Limits) -> SpecialFil
     error = SpecialFile(
         f"{what} missing: {', '.join(said[:3])}{more}",
         path=index.path,
-        hint="download what is missing into the folder",
+        hint=f"download what is missing into the folder{WHOLE}",
     )
     error.findings = _capped(said, len(said), limits)
     return error

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CkptError, LimitExceeded, PathEscape
 
+WHOLE = ", or take what is whole of it with convert --salvage"
+"""Behind the hint of what could be salvaged."""
+
 
 class Remains(NamedTuple):
     """A checkpoint as far as it can be read, and {storage key: what became of it} of those that

@@ -22,7 +22,7 @@ from ckptool.errors import (
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.audit import Records
 from ckptool.formats.layouts import below, unpacked_tops
-from ckptool.formats.salvaged import Losses, Remains
+from ckptool.formats.salvaged import WHOLE, Losses, Remains
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import BytesSource, Folder
@@ -30,7 +30,7 @@ from ckptool.spans import Address, Span
 
 NAME = "torch-unpacked"
 TITLE = "unpacked PyTorch zip"
-_AGAIN = "unpack it again, or give the archive itself"
+_AGAIN = f"unpack it again, give the archive itself{WHOLE}"
 _DATA, _ORDER = "data", "byteorder"
 
 

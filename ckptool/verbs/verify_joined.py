@@ -24,7 +24,7 @@ from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wro
 from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, Sum, checksums
 
-_OF_INSPECT = ("dcp-folder", "unpacked")  # what to do with it
+_OF_INSPECT = ("dcp-folder", "unpacked", "zero-folder")  # what to do with it
 
 
 def verify_joined(
