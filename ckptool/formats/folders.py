@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
-from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, Unsupported, UsageError
+from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, UsageError
 from ckptool.limits import Limits
 from ckptool.places import Folder
 
@@ -75,14 +75,24 @@ def look(folder: Folder) -> Held:
             )
         if found:
             return Held(found[0], "hf-shards", _beside(found[0], files) + _inside(folder, files))
-    if ".metadata" in files:
-        return Held(".metadata", "dcp", _LIGHTNING if _TRAINER in files else ())
+    index = _dcp_index(files)
+    if index:
+        return Held(index, "dcp", _LIGHTNING if _TRAINER in files else ())
     single = _single(files)
     if single:
         return Held(single, "", _beside(single, files) + _inside(folder, files))
     if _is_dcp(files):
-        raise _without_metadata(folder, files)
+        raise _without_metadata(folder)
     return _of_others(folder, files)
+
+
+def _dcp_index(files: Sequence[str]) -> str | None:
+    """The metadata of all ranks, else that of the first: they are looked for in this order."""
+    if ".metadata" in files:
+        return ".metadata"
+    from ckptool.formats.dcp_apart import rank_files
+
+    return next(iter(rank_files(files)), None)
 
 
 def whole_of(folder: Folder, files: Sequence[str], folders: Sequence[str]) -> Whole | None:
@@ -164,15 +174,8 @@ def _is_of_dcp(name: str) -> bool:
     return name.endswith((".distcp", ".metadata", ".metadata.tmp")) or name == _TRAINER
 
 
-def _without_metadata(folder: Folder, files: Sequence[str]) -> Unsupported | HeaderInvalid:
+def _without_metadata(folder: Folder) -> HeaderInvalid:
     """What a folder of `.distcp` files without `.metadata` is."""
-    ranks = [name for name in files if name.startswith("__") and name.endswith(".metadata")]
-    if ranks:
-        return Unsupported(
-            f"a DCP folder that was saved without collectives: {len(ranks)} files like "
-            f"'{ranks[0]}', one a rank", path=folder.path,
-            hint="save it with use_collectives=True",
-        )  # fmt: skip
     return HeaderInvalid(
         "a DCP folder without its .metadata", path=folder.path,
         hint="copy it too (a hidden file); .metadata.tmp is one that was never finished",
