@@ -22,7 +22,7 @@ HOUSE: dict[int, list[set[str]]] = {
     3: [{"formats"}, {"values"}, {"compare", "differences", "sides", "alignment", "causes"}],
     4: [
         {"models"},
-        {"engines", "urls", "remote", "remote_urls", "remote_stores", "remote_errors", "remote_source",
+        {"engines", "executors", "urls", "remote", "remote_urls", "remote_stores", "remote_errors", "remote_source",
          "remote_folder", "remote_sink", "remote_fsspec"},
     ],
     5: [{"verbs"}, {"render"}],
