@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptool import __version__
 from ckptool.errors import CkptError, EngineError, OutputError
-from ckptool.executors import AGAIN, Engine, carry_out, hands_of, prepare
+from ckptool.executors import AGAIN, Engine, carry_out, hands_of, prepare, refuse_secrets
 from ckptool.interrupts import held
 from ckptool.places import Source
 from ckptool.plans import Plan, Written
@@ -73,6 +73,8 @@ def write_by(
     the same plan goes on from there, and one that fails leaves them too, where another try could
     help. Raises as `write`, and EngineError.
     """
+    if engine is not None:
+        refuse_secrets(source.uri for source in plan.sources)
     targets = sink.targets([output.name for output in plan.outputs])
     check_none_is_source(targets, plan.sources)
     step = step_for(sum(output.size_bytes for output in plan.outputs), step or STEP)

@@ -8,7 +8,7 @@ own affair.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ckptool import __version__, places
 from ckptool.errors import CkptError, EngineError, UsageError
 from ckptool.spans import Address
+from ckptool.urls import masked
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
@@ -37,6 +38,18 @@ def prepare(version: str, sources: Sequence[Address]) -> None:
         from ckptool.remote import open_url
 
         places.open_url = open_url  # a worker has not gone through the verbs, which set it
+
+
+def refuse_secrets(urls: Iterable[str]) -> None:
+    """Raise UsageError for a URL that holds a password or a signature: tasks travel, and are
+    shown by schedulers.
+    """
+    for url in urls:
+        if masked(url) != url:
+            raise UsageError(
+                "the address holds a password or a signature, which would go to the workers",
+                path=masked(url), hint="put it into the environment of the workers, or use --jobs",
+            )  # fmt: skip
 
 
 class _Stopped(Exception):
