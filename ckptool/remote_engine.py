@@ -16,7 +16,15 @@ from typing import Any
 
 from ckptool import __version__
 from ckptool.engines import plain_results, results_of
-from ckptool.errors import CkptError, EngineError, OutputError, SpecialFile
+from ckptool.errors import (
+    CkptError,
+    CrcMismatch,
+    EngineError,
+    InputChanged,
+    OutputError,
+    SpecialFile,
+    StorageSize,
+)
 from ckptool.executors import AGAIN, Engine, carry_out, hands_of, refuse_secrets
 from ckptool.plans import Literal, Output, Plan, Written
 from ckptool.ranges import localised
@@ -150,8 +158,8 @@ class _Run:
         self._sort_outputs()
         self._look_around(there, found)
         kept = {self._plan.outputs[number].name: row for number, row in self._kept.items()}
-        self._book.begin(plan, self._run, kept, create=old is None)
         self._begun = True
+        self._book.begin(plan, self._run, kept, create=old is None)
         for number, target in self._own.items():
             name = self._plan.outputs[number].name
             if name in self._foreign and isinstance(target, ObjectTarget):
@@ -268,7 +276,9 @@ class _Run:
         targets = list(self._own.values())
         rest = Plan(self._plan.sources, outputs)  # its sources are looked at once more, too
         try:
-            write(rest, _Given(self._sink.path, targets), RECIPES, check=self._check, verify=verify)
+            given = _Given(self._sink.path, targets)
+            done = write(rest, given, RECIPES, check=self._check, verify=verify)
+            self._notes += done.findings
             self._complete = True
         finally:
             self._complete |= bool(targets) and all(target.published for target in targets)
@@ -311,13 +321,8 @@ class _Run:
 
     # -- failures ------------------------------------------------------------------------------
     def _helps(self, error: BaseException) -> bool:
-        """Whether what was sent stays, for another try."""
-        broken = isinstance(error, CkptError) and (
-            error.slug.startswith("remote-") or error.slug in ("truncated", "output-exists")
-        )
-        return self._resume and (
-            broken or isinstance(error, OSError | EngineError | KeyboardInterrupt)
-        )
+        """Whether what was sent stays: another try could help, as long as the input is good."""
+        return self._resume and not isinstance(error, InputChanged | CrcMismatch | StorageSize)
 
     def failed(self, error: BaseException) -> BaseException:
         """The error to raise. What was sent is removed, unless `resume` is asked and could help."""
@@ -327,16 +332,15 @@ class _Run:
         if self._complete:
             self._quietly(self._book.remove)
             return found
-        if self._helps(error):
-            if isinstance(found, KeyboardInterrupt):
-                return KeyboardInterrupt(AGAIN)
-            if isinstance(found, CkptError):
-                same = isinstance(found, EngineError) or not found.hint
-                found.hint = AGAIN if same else f"{found.hint}; then {AGAIN}"
-            return found
-        if isinstance(found, EngineError):
-            found.hint = "with --resume, what is done would have been kept"
-        return _with(found, self._quietly(self._remove_sent))
+        if not self._helps(error):
+            if isinstance(found, EngineError) and found.hint == AGAIN:
+                found.hint = "with --resume, what is done would have been kept"
+            return _with(found, self._quietly(self._remove_sent))
+        if isinstance(found, KeyboardInterrupt):
+            return KeyboardInterrupt(AGAIN)
+        if isinstance(found, CkptError) and found.slug != "output-busy":
+            found.hint = AGAIN if found.hint in (None, AGAIN) else f"{found.hint}; then {AGAIN}"
+        return found
 
     def _quietly(self, done: Callable[[], object]) -> str:
         """What there is to say of it: its own error would hide the first one."""
@@ -344,6 +348,8 @@ class _Run:
             return str(done() or "")
         except CkptError as error:
             return f"what was sent could not be removed: {error.text}"
+        except KeyboardInterrupt:
+            return f"what was sent is not all removed: look at {self._sink.path}"
 
     def _remove_sent(self) -> str:
         """Remove what this run sent, and its book; nothing when another driver has the run."""

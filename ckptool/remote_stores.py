@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from ckptool.errors import CkptError
+from ckptool.errors import CkptError, EngineError
 from ckptool.remote_errors import RETRIES, explained, short
 from ckptool.remote_urls import Located
 
@@ -146,7 +146,16 @@ class Store:
             raise explained(error, self.place) from None
 
 
+_first: list[int] = []  # the process in which obstore was first asked for
+
+
 def _obstore() -> Any:
+    """Obstore. Its threads do not outlive a fork: whoever waits for them there waits for ever."""
+    if os.getpid() not in (_first or [os.getpid()]):
+        raise EngineError(
+            "this process was forked from one that had used the network, and cannot use it itself",
+            hint="ProcessPoolExecutor(N, mp_context=multiprocessing.get_context('spawn'))",
+        )
     try:
         import obstore
     except ImportError:
@@ -154,6 +163,7 @@ def _obstore() -> Any:
             "URLs need the package obstore, which is not installed", hint=_HINT,
             slug="remote-missing",
         ) from None  # fmt: skip
+    _first[:] = [os.getpid()]
     return obstore
 
 

@@ -385,6 +385,26 @@ def test_an_input_that_changes_after_the_last_task(source, plain, bucket, tmp_pa
     assert names(bucket) == []
 
 
+def test_a_shard_removed_at_the_last_moment_costs_only_that_shard(
+    source, plain, bucket, monkeypatch, tasks
+):
+    count = len(plain["shards"][0]) - 1
+    real = remote_engine._Run.finish
+
+    def finish(self, verify):
+        obstore.delete(bucket, shard(1, plain))
+        real(self, verify)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_engine._Run, "finish", finish)
+        with pytest.raises(OutputError, match="removed after it had been sent") as caught:
+            ckptool.convert(source, URL, **WORDS, resume=True)
+    assert "--resume" in caught.value.hint
+    ckptool.convert(source, URL, **WORDS, resume=True)
+    assert sent_digests(bucket) == plain["shards"][0]
+    assert len(tasks) == count + 1
+
+
 @pytest.mark.parametrize("how", ["replaced", "removed", "wrong"])
 def test_the_driver_looks_at_every_shard_before_the_index(source, plain, bucket, after, how):
     def meddle():
@@ -482,6 +502,19 @@ def test_the_output_is_the_input(source, bucket):
         ckptool.convert(URL + "/", URL, **WORDS, jobs=2, force=True)
     assert caught.value.slug == "output-same"
     assert sent_digests(bucket) == before
+
+
+def test_what_cannot_be_removed_is_told(source, bucket, monkeypatch, capsys):
+    def no(self):
+        raise CkptError("no permission to delete")
+
+    monkeypatch.setattr(remote_engine, "carry_out", lambda *_: failing(KeyboardInterrupt())())
+    monkeypatch.setattr(remote_stores.Store, "delete", no)
+    args = ("convert", source, "-o", URL, "--max-shard-size", "700KB", "--jobs", "2")
+    status, _, err = cli(capsys, *args)
+    assert status == 130
+    assert "could not be removed: no permission to delete" in err
+    assert "nothing is left behind" not in err
 
 
 # -- gone on with ------------------------------------------------------------------------------
