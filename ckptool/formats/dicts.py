@@ -16,6 +16,8 @@ from ckptool.pickles.nodes import (
     PAIR_OPS,
     Box,
     Obj,
+    Pers,
+    Raw,
     Tup,
     elements,
     items_of,
@@ -109,6 +111,26 @@ def is_optimizer(rows: Rows) -> bool:
     among them.
     """
     return len(rows) < _MANY and {"state", "param_groups"} <= {text_of(key) for key, *_ in rows}
+
+
+def held_count(node: Any, rows: Rows | None = None) -> int:
+    """How many things stand right under a node, at least."""
+    if type(node) is Tup:
+        return len(node.items)
+    if rows is not None:
+        return len(rows)
+    return sum(len(batch.items) for batch in getattr(node, "batches", None) or ())
+
+
+def kind_word(value: Any) -> str:
+    """What a value is called in a list of entries."""
+    if type(value) in (*SCALARS, str):
+        return type(value).__name__
+    if type(value) is Box:
+        return {0x7D: "dict", 0x5D: "list"}.get(value.kind, "set")
+    if type(value) is Obj:
+        return global_name(value.fn) or "object"
+    return {Tup: "tuple", Raw: "bytes", Pers: "storage"}.get(type(value), "value")
 
 
 def key_text(key: Any) -> str:

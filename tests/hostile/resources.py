@@ -11,6 +11,7 @@ from hostile.blocks import (
     POP,
     SIX,
     W,
+    call,
     dictionary,
     name,
     net,
@@ -105,7 +106,61 @@ def equal_hashes(count: int) -> bytes:
     return dictionary(("k", 1)) + MARK + b"".join(rows) + b"u"
 
 
+def repeated(key: bytes, count: int, value: bytes = W) -> bytes:
+    """A dict with one key, by the memo, `count` times."""
+    body = b"}(" + key + b"q\x08" + value + b"q\x09" + b"h\x08h\x09" * count + b"u"
+    return net(stream(body, 3), {"0": SIX})
+
+
+def under(key: bytes, count: int, tail: bytes = b"") -> bytes:
+    """`count` names of one tensor below a key."""
+    names = b"".join(op(f"p{i}") + b"h\x09" for i in range(count))
+    body = b"}(" + op("w") + W + b"q\x09" + key + b"}(" + names + b"u" + tail + b"u"
+    return net(stream(body), {"0": SIX})
+
+
+def long_module() -> bytes:
+    """A module of a long name with 10,000 parameters."""
+    made = name("torch.nn.modules.container", "Sequential") + b")\x81"
+    names = b"".join(op(f"p{i}") + b"h\x09" for i in range(10_000))
+    inner = made + dictionary(("_parameters", b"}(" + names + b"u"), ("_modules", b"}")) + b"b"
+    outer = dictionary(("_parameters", b"}"), ("_modules", dictionary((LONG, inner))))
+    return net(stream(dictionary(("w", W + b"q\x09"), ("m", made + outer + b"b"))), {"0": SIX})
+
+
+def deep_many(count: int) -> bytes:
+    chain = (b"}(" + op("k")) * 400 + W + b"u" * 400
+    return net(stream(b"](" + chain * count + b"e"), {"0": SIX})
+
+
+LONG = "x" * (1 << 19)
+KEYS, PLACES = refused("limit-key-bytes"), refused("limit-place-bytes")
+RAW = b"B" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)
+MULTIPLIED = (
+    Case("key-bytes", "a key of a megabyte of bytes, 50,000 times by the memo", KEYS,
+         lambda: repeated(RAW, 50_000)),
+    Case("key-text", "the same as a text of Python 2", KEYS,
+         lambda: repeated(b"T" + RAW[1:], 50_000)),
+    Case("key-number", "the same as a number of a million bytes", KEYS,
+         lambda: repeated(b"\x8b" + RAW[1:], 50_000)),
+    Case("key-encoded", "the same as bytes that protocol 2 spells", KEYS,
+         lambda: repeated(call("_codecs.encode", LONG, "latin1"), 50_000)),
+    Case("key-tuple", "the same as a tuple of 100,000 numbers", KEYS,
+         lambda: repeated(MARK + b"K\x01" * 100_000 + b"t", 50_000)),
+    Case("name-dict", "10,000 tensors in a dict of a name of half a megabyte", PLACES,
+         lambda: under(op(LONG), 10_000)),
+    Case("name-module", "10,000 parameters in a module of such a name", PLACES, long_module),
+    Case("name-deep", "200 chains of 400 dicts: 16 million levels", PLACES,
+         lambda: deep_many(200), seconds=3),
+    Case("value-text", "a text of 16 kB at 20,000 places", UNCOMPARED,
+         beside(b"](" + op("x" * (1 << 14)) + b"q\x08" + b"h\x08" * 20_000 + b"e")),
+    Case("value-bytes", "bytes that protocol 2 spells, the same", UNCOMPARED,
+         beside(b"](" + call("_codecs.encode", "x" * (1 << 14), "latin1") + b"q\x08"
+                + b"h\x08" * 20_000 + b"e")),
+)  # fmt: skip
+
 CASES = (
+    *MULTIPLIED,
     Case("pickle-bomb", "256 MiB of nothing in a data.pkl of 256 kB", BOMB, pickle_bomb),
     Case("storage-bomb", "a storage of 1 GiB in 1 MB: looking never inflates it",
          OTHER, storage_bomb, seconds=60, long=("verify", "pth", "safetensors", "diff", "api"),
