@@ -27,7 +27,8 @@ from ckptool.pickles.nodes import (
 
 _MANY = 1_000
 _PRINTED = 4_096  # bits of a number that Python still writes in decimal
-_EXACT = 1 << 53
+EXACT = 1 << 53
+"""Whole numbers below have hashes of their own, and are floats of their own."""
 SCALARS = (int, float, bool, type(None))
 Row = tuple[Any, Any, int, int, int]
 Rows = list[Row]
@@ -149,8 +150,10 @@ def key_text(key: Any) -> str:
 
 
 def key_part(key: Any) -> str | int:
-    """A dict key as part of a path: an int stays one, unless Python would not write it."""
-    return key if type(key) is int and key.bit_length() <= _PRINTED else key_text(key)
+    """A dict key as part of a path: an int stays one, but for a large one, whose hash a file can
+    make that of any other.
+    """
+    return key if type(key) is int and abs(key) < EXACT else key_text(key)
 
 
 def repeated_keys(rows: Rows) -> tuple[str, ...]:
@@ -178,7 +181,7 @@ def _comparable(key: Any, inside: bool = False) -> Any:
         key, kind = int(key), int
     if kind is int or kind is bool:
         printed = key.bit_length() <= _PRINTED
-        return int(key) if abs(key) < _EXACT else ("number", hex(key) if printed else id(key))
+        return int(key) if abs(key) < EXACT else ("number", hex(key) if printed else id(key))
     if kind is float and key == key:
         return "number", key.hex()
     if kind is Tup and not inside and len(key.items) <= _MANY:

@@ -100,9 +100,9 @@ def many_safe() -> bytes:
     return safe({f"t{i:05}": row for i in range(20_000)}, b"")
 
 
-def equal_hashes(count: int) -> bytes:
+def equal_hashes(count: int, value: object = None) -> bytes:
     """Keys that all hash alike: multiples of 2**61 - 1, one times each."""
-    rows = (op(i * (2**61 - 1)) + op(None) for i in range(1, count))
+    rows = (op(i * (2**61 - 1)) + op(value) for i in range(1, count))
     return dictionary(("k", 1)) + MARK + b"".join(rows) + b"u"
 
 
@@ -184,7 +184,10 @@ CASES = (
          seconds=4),
     Case("dups", "two million DUPs", SAME, lambda: net(stream(b"N" + b"2" * 2_000_000 + PLAIN)),
          seconds=4),
-    Case("hashes", "2,000 keys of one hash", OTHER, beside(equal_hashes(2_000))),
+    Case("hashes", "20,000 keys of one hash", OTHER, beside(equal_hashes(20_000)), seconds=2),
+    Case("hashes-tensors", "20,000 tensors under such keys", OTHER,
+         lambda: net(stream(dictionary(("w", W + b"q\x09"), ("d", equal_hashes(20_000, b"h\x09")))),
+                     {"0": SIX}), seconds=4),
     Case("memo-4g", "memo slot 4,294,967,280", SAME, sparse(0xFFFFFFF0)),
     Case("memo-64m", "memo slot 67,108,864: a gigabyte in C", SAME, sparse(1 << 26)),
     Case("memo-many", "one object in 100,000 memo slots", SAME, lambda: net(
