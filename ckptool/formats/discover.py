@@ -111,7 +111,7 @@ class Discoverer:
 
     def _weigh(self, above: Path, count: int) -> None:
         """Raise LimitExceeded when places of `count` things below these would take too much."""
-        self._place_bytes += len(repr(above)) * (count + 1)
+        self._place_bytes += (len(repr(above)) + 32) * (count + 1)
         if self._place_bytes > self.limits.place_bytes:
             text = "the names of all places in it take more than"
             raise LimitExceeded("place-bytes", f"{text} {self.limits.place_bytes:,} bytes")
@@ -203,6 +203,7 @@ class Discoverer:
                 yield state, (*path, "state"), False
                 return
             self.seen.add(id(state))
+            self._weigh(path, len(rows))
             self._note_repeated(rows, path)
             inside = wanted and not self._is_module(node)
             for key, value, *_ in rows:

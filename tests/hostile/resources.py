@@ -6,6 +6,7 @@ import struct
 import zlib
 
 from hostile.blocks import (
+    HOOKS,
     MARK,
     PLAIN,
     POP,
@@ -22,6 +23,7 @@ from hostile.blocks import (
     stored,
     stream,
     tensor,
+    tup,
 )  # fmt: skip
 from hostile.cases import (
     DONE,
@@ -135,6 +137,19 @@ def deep_many(count: int) -> bytes:
 
 LONG = "x" * (1 << 19)
 KEYS, PLACES = refused("limit-key-bytes"), refused("limit-place-bytes")
+ATTRIBUTES = refused("limit-attributes")
+
+
+def shared(inner: bytes, use: bytes, count: int) -> bytes:
+    """A large `inner` in memo slot 7, taken by `count` entries that are made by `use`."""
+    rows = b"".join(op(f"t{number}") + use for number in range(count))
+    return net(stream(inner + b"q\x07" + POP + b"}(" + op("w") + W + rows + b"u"), {"0": SIX})
+
+
+WIDE = dictionary(*((f"k{number}", True) for number in range(5_000)))
+LISTED = b"](" + b"K\x01" * 50_000 + b"e"
+TYPED = call("torch._tensor._rebuild_from_type_v2", name("torch._utils", "_rebuild_tensor_v2"),
+             name("torch", "Tensor"), (stored(), 0, (2, 3), (3, 1), False, HOOKS), b"h\x07")  # fmt: skip
 RAW = b"B" + struct.pack("<I", 1 << 20) + b"x" * (1 << 20)
 MULTIPLIED = (
     Case("key-bytes", "a key of a megabyte of bytes, 50,000 times by the memo", KEYS,
@@ -152,6 +167,15 @@ MULTIPLIED = (
     Case("name-module", "10,000 parameters in a module of such a name", PLACES, long_module),
     Case("name-deep", "200 chains of 400 dicts: 16 million levels", PLACES,
          lambda: deep_many(200), seconds=3),
+    Case("shared-flags", "5,000 flags that 5,000 tensors share", ATTRIBUTES,
+         lambda: shared(WIDE, tensor(stored(), 0, (2, 3), (3, 1), False, HOOKS, b"h\x07"), 5_000)),
+    Case("shared-attributes", "5,000 attributes that 5,000 tensors share", ATTRIBUTES,
+         lambda: shared(WIDE, TYPED, 5_000)),
+    Case("shared-state", "5,000 attributes that 5,000 dicts share", PLACES,
+         lambda: shared(WIDE, HOOKS + b"h\x07b", 5_000), seconds=4),
+    Case("shared-size", "a list of 50,000 that 1,000 sizes share", OTHER,
+         lambda: shared(LISTED, name("torch", "Size") + tup(b"h\x07") + b"R", 1_000), seconds=4,
+         long=("diff",)),
     Case("value-text", "a text of 16 kB at 20,000 places", UNCOMPARED,
          beside(b"](" + op("x" * (1 << 14)) + b"q\x08" + b"h\x08" * 20_000 + b"e")),
     Case("value-bytes", "bytes that protocol 2 spells, the same", UNCOMPARED,
