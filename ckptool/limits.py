@@ -35,6 +35,14 @@ class Limits(NamedTuple):
     inflate_ratio: int = 200
     """Inflated to deflated size of a pickle above one MB; pickles deflate about 1:10."""
 
+    repeated_key_bytes: int = 16 << 20
+    """Of dict keys beyond the bytes of their pickle: the memo repeats one for two bytes. Optimizers
+    repeat short ones: three bytes in four million."""
+
+    place_bytes: int = 64 << 20
+    """Of all places that tensors and containers stand at, written out: a long name, or many
+    levels, above many things multiply. A million tensors five levels deep have half of it."""
+
     digits: int = 4_300
     """Decimal digits of a number in text: Python's own limit, since conversion is quadratic."""
 

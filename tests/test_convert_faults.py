@@ -107,6 +107,14 @@ def net(tmp_path):
     return path
 
 
+def test_a_link_under_the_name_that_nobody_gave_is_not_followed(net, tmp_path):
+    """A folder that was downloaded could lead the output anywhere."""
+    (tmp_path / "net.cpu.pth").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CkptError, match=r"is a link: 'net.cpu.pth'"):
+        convert(net, to_cpu=True, force=True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_a_link_is_kept_and_what_it_names_is_replaced(suffix, net, tmp_path):
     (tmp_path / "deep").mkdir()

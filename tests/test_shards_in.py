@@ -846,3 +846,21 @@ def test_a_shard_replaced_after_the_read_is_noticed(folder, tmp_path):
     with pytest.raises(CkptError) as caught:
         write(plan, FileSink(tmp_path / "x"), {})
     assert caught.value.slug == "input-changed"
+
+
+# -- what .bin shards may hold beside tensors ----------------------------------------------------
+def test_a_shard_with_a_key_that_is_no_text_is_refused(tmp_path):
+    """Joined, the number 1 came out as the text '1'."""
+    torch.save({"a": torch.ones(2), 1: torch.ones(3)}, tmp_path / "x.bin")
+    write_index(tmp_path, {"a": "x.bin", "1": "x.bin"}, "bin")
+    with pytest.raises(CkptError, match="a key in it is no text: 1"):
+        ckptool.inspect(tmp_path)
+
+
+@pytest.mark.parametrize("output", ["o.safetensors", "o.pth"])
+def test_what_shards_hold_beside_tensors_is_told_as_left_behind(output, tmp_path):
+    """It was said to be kept, and was in neither."""
+    torch.save({"a": torch.ones(2), "epoch": 3}, tmp_path / "x.bin")
+    write_index(tmp_path, {"a": "x.bin"}, "bin")
+    done = ckptool.convert(tmp_path, tmp_path / output)
+    assert (done.entries_left, done.kept) == (("epoch",), ())

@@ -16,6 +16,8 @@ from ckptool.pickles.nodes import (
     PAIR_OPS,
     Box,
     Obj,
+    Pers,
+    Raw,
     Tup,
     elements,
     items_of,
@@ -25,7 +27,8 @@ from ckptool.pickles.nodes import (
 
 _MANY = 1_000
 _PRINTED = 4_096  # bits of a number that Python still writes in decimal
-_EXACT = 1 << 53
+EXACT = 1 << 53
+"""Whole numbers below have hashes of their own, and are floats of their own."""
 SCALARS = (int, float, bool, type(None))
 Row = tuple[Any, Any, int, int, int]
 Rows = list[Row]
@@ -111,6 +114,26 @@ def is_optimizer(rows: Rows) -> bool:
     return len(rows) < _MANY and {"state", "param_groups"} <= {text_of(key) for key, *_ in rows}
 
 
+def held_count(node: Any, rows: Rows | None = None) -> int:
+    """How many things stand right under a node, at least."""
+    if type(node) is Tup:
+        return len(node.items)
+    if rows is not None:
+        return len(rows)
+    return sum(len(batch.items) for batch in getattr(node, "batches", None) or ())
+
+
+def kind_word(value: Any) -> str:
+    """What a value is called in a list of entries."""
+    if type(value) in (*SCALARS, str):
+        return type(value).__name__
+    if type(value) is Box:
+        return {0x7D: "dict", 0x5D: "list"}.get(value.kind, "set")
+    if type(value) is Obj:
+        return global_name(value.fn) or "object"
+    return {Tup: "tuple", Raw: "bytes", Pers: "storage"}.get(type(value), "value")
+
+
 def key_text(key: Any) -> str:
     """A dict key as text: strings as they are, other scalars as Python writes them."""
     text = text_of(key)
@@ -127,8 +150,10 @@ def key_text(key: Any) -> str:
 
 
 def key_part(key: Any) -> str | int:
-    """A dict key as part of a path: an int stays one, unless Python would not write it."""
-    return key if type(key) is int and key.bit_length() <= _PRINTED else key_text(key)
+    """A dict key as part of a path: an int stays one, but for a large one, whose hash a file can
+    make that of any other.
+    """
+    return key if type(key) is int and abs(key) < EXACT else key_text(key)
 
 
 def repeated_keys(rows: Rows) -> tuple[str, ...]:
@@ -156,7 +181,7 @@ def _comparable(key: Any, inside: bool = False) -> Any:
         key, kind = int(key), int
     if kind is int or kind is bool:
         printed = key.bit_length() <= _PRINTED
-        return int(key) if abs(key) < _EXACT else ("number", hex(key) if printed else id(key))
+        return int(key) if abs(key) < EXACT else ("number", hex(key) if printed else id(key))
     if kind is float and key == key:
         return "number", key.hex()
     if kind is Tup and not inside and len(key.items) <= _MANY:

@@ -17,9 +17,11 @@ from ckptool.formats.dicts import (
     SCALARS,
     Rows,
     dict_items,
+    held_count,
     is_optimizer,
     key_part,
     key_text,
+    kind_word,
     metadata_of,
     module_parts,
     reconstructed,
@@ -30,7 +32,7 @@ from ckptool.formats.judge import embedded_class
 from ckptool.formats.measures import global_name, named
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
-from ckptool.pickles.nodes import Box, Obj, Pers, Raw, Tup, elements, items_of, text_of
+from ckptool.pickles.nodes import Box, Obj, Pers, Tup, elements, items_of, text_of
 
 _SKIP = re.compile(
     r"optim|sched|scaler|(^|_)rng|loss|criterion|callback|loops|args|cfg|config|hyper|meta$|history|(^|_)amp(_|$)"
@@ -76,6 +78,7 @@ class Discoverer:
         self._counts: dict[int, int] = {}
         self._leaves: set[int] = set()  # tables that hold tensors and plain values alone
         self._owned: set[int] = set()  # what is a table
+        self._place_bytes = 0
         self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
 
@@ -96,6 +99,7 @@ class Discoverer:
             if self._tensor(node, path):
                 continue
             rows = dict_items(node)
+            self._weigh(path, held_count(node, rows))
             if type(node) is Obj:
                 self.found.call_paths[node.end] = path
                 check_contents(node, self._is_tensor)
@@ -106,6 +110,13 @@ class Discoverer:
             stack.extend(reversed(below))
         self._rank()
         return self.found
+
+    def _weigh(self, above: Path, count: int) -> None:
+        """Raise LimitExceeded when places of `count` things below these would take too much."""
+        self._place_bytes += (len(repr(above)) + 32) * (count + 1)
+        if self._place_bytes > self.limits.place_bytes:
+            text = "the names of all places in it take more than"
+            raise LimitExceeded("place-bytes", f"{text} {self.limits.place_bytes:,} bytes")
 
     def _note_repeated(self, rows: Rows | None, path: Path) -> None:
         if rows and len(rows) > 1:
@@ -194,6 +205,7 @@ class Discoverer:
                 yield state, (*path, "state"), False
                 return
             self.seen.add(id(state))
+            self._weigh(path, len(rows))
             self._note_repeated(rows, path)
             inside = wanted and not self._is_module(node)
             for key, value, *_ in rows:
@@ -239,7 +251,7 @@ class Discoverer:
         names = [tensor.key for tensor in tensors]
         return Table(path, tuple(tensors), versions, "state_dict", None,
                      _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
-                     tuple((key_text(key), _kind_word(value)) for key, value in rest),
+                     tuple((key_text(key), kind_word(value)) for key, value in rest),
                      tuple(key_text(row[0]) for row in rows) if rest else ())  # fmt: skip
 
     def _holds_weights(self, rows: list[tuple[Any, Any]], beside: list[Tensor]) -> bool:
@@ -313,6 +325,7 @@ class Discoverer:
             seen.add(id(module))
             above |= {id(module)}
             hidden = texts_of(parts.get("_non_persistent_buffers_set"))
+            self._weigh((*path, prefix), sum(held_count(part) for part in parts.values()))
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
                     tensor = self._member(value, path, prefix + key_text(key))
@@ -383,13 +396,3 @@ def _twice(keys: list[str]) -> tuple[str, ...]:
     for key in keys:
         counts[key] = counts.get(key, 0) + 1
     return tuple(key for key, count in counts.items() if count > 1)
-
-
-def _kind_word(value: Any) -> str:
-    if type(value) in (*SCALARS, str):
-        return type(value).__name__
-    if type(value) is Box:
-        return {0x7D: "dict", 0x5D: "list"}.get(value.kind, "set")
-    if type(value) is Obj:
-        return global_name(value.fn) or "object"
-    return {Tup: "tuple", Raw: "bytes", Pers: "storage"}.get(type(value), "value")

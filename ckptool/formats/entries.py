@@ -137,7 +137,8 @@ class _Walk:
         self.limits = limits
         self.held = held
         self.owners = owners
-        self.count = self.again = 0
+        self.count = self.again = self.size = 0
+        self.literals: dict[int, tuple[str, Any] | None] = {}
         self.seen: set[int] = set()
         self.inside: dict[Path, Inside] = {}
 
@@ -164,6 +165,7 @@ class _Walk:
                 into.values[path] = Extra(path, "cycle", None, "")
                 continue
             into.values[path], below = self._value(node, path)
+            self._weigh(into.values[path].value)
             stack += [(child, (*path, *at), (id(node), above)) for child, at in reversed(below)]
 
     def _check(self, node: Any, path: Path) -> None:
@@ -178,6 +180,12 @@ class _Walk:
             raise LimitExceeded(
                 "nesting", f"containers inside each other, more than {self.limits.nesting} deep"
             )
+
+    def _weigh(self, value: Any) -> None:
+        """A long text may stand at a million places: it would be compared at each."""
+        self.size += len(value) if type(value) in (str, bytes, bytearray) else 0
+        if self.size > self.limits.pickle_bytes:
+            raise LimitExceeded("values", f"values of more than {self.limits.pickle_bytes:,} bytes")
 
     # -- tensors -----------------------------------------------------------------------------
     def _tensor(self, node: Any, tensor: Tensor, path: Path, into: Inside, top: bool) -> None:
@@ -222,7 +230,9 @@ class _Walk:
         return _set(path, [value for value, *_ in elements(node)])
 
     def _object(self, node: Obj, path: Path) -> tuple[Extra, list[Child]]:
-        literal = _literal(node)
+        if id(node) not in self.literals:
+            self.literals[id(node)] = _literal(node)
+        literal = self.literals[id(node)]
         if literal is not None:
             return Extra(path, *literal, ""), []
         name, args = global_name(node.fn) or "", items_of(node.args) or ()

@@ -7,6 +7,7 @@ Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
@@ -243,13 +244,15 @@ def _special(node: Obj) -> Any:
         return numpy_scalar(args[0], args[1])
     if name in ("torch.Size", *SETS) and args:
         inner = args[0]
-        items = items_of(inner) if type(inner) is not Box else [v for v, *_ in elements(inner)]
+        items = items_of(inner) if type(inner) is not Box else (v for v, *_ in elements(inner))
         return [
-            _scalar(item) if type(item) in (int, float, str, bool) else "…" for item in items or ()
+            _scalar(item) if type(item) in (int, float, str, bool) else "…"
+            for item in islice(items or (), _IN_CALL)
         ]
     return None
 
 
+_IN_CALL = 64  # items of a torch.Size or a set: thousands of calls may share one list
 _FORMATS = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i",
             "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}  # fmt: skip
 

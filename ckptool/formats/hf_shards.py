@@ -18,7 +18,7 @@ from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE
 from ckptool.formats.moved import Moved, Verdicts
-from ckptool.formats.rows import ALIAS_PLACES, OWN
+from ckptool.formats.rows import ALIAS_PLACES, OWN, odd_keys
 from ckptool.formats.salvaged import WHOLE
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
@@ -208,7 +208,10 @@ def _plain_table(found: Checkpoint, name: str) -> Table:
             raise KeyDuplicate(
                 "a key stands twice in one shard", path=found.file, key=key, hint=_AGAIN
             )
-        return table
+        odd = sorted(odd_keys(found, table))
+        if not odd:
+            return table
+        what = f"a key in it is no text: {odd[0][:80]}"
     raise Unsupported(
         f"not a plain shard: {what}",
         path=found.file,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ckptool.checkpoint import BY_TORCH_STORAGE, DType, Tensor
-from ckptool.errors import PickleInvalid
+from ckptool.errors import LimitExceeded, PickleInvalid
 from ckptool.formats.measures import array_shape, device_text, evolve, global_name, named_dtype
 from ckptool.pickles.nodes import DICT, REDUCE, Box, Obj, items_of, pairs, text_of
 
@@ -39,6 +39,7 @@ class Reader(Protocol):
 
 
 _FLAGS = ("conj", "neg")
+_MOST_ATTRIBUTES = 256
 _NUMBERS = frozenset(("data", "real", "imag", "__dict__", "__class__"))
 _PLAIN = ("torch.Tensor", "torch.nn.parameter.Parameter")
 
@@ -68,6 +69,7 @@ def _flagged_kind(metadata: Any, node: Obj) -> str:
         return "tensor"
     if type(metadata) is not Box or metadata.kind != DICT:
         raise PickleInvalid("the flags of a tensor are no plain dict", offset=node.end)
+    _refuse_many(metadata, node)
     found = "tensor"
     for key, value, *_ in pairs(metadata):
         name = text_of(key)
@@ -88,11 +90,19 @@ def _keeps_numbers(state: Any, node: Obj, strict: bool = True) -> None:
         )
         if strict and part is not None and not is_dict:
             raise PickleInvalid("a tensor with a state that is no dict", offset=node.end)
+        _refuse_many(part if is_dict else None, node)
         keys = {text_of(key) for key, *_ in pairs(part)} if is_dict else set()
         hidden = sorted(_NUMBERS & keys)
         if hidden:
             text = f"a tensor whose state gives it other numbers, as '{hidden[0]}'"
             raise PickleInvalid(text, offset=node.end)
+
+
+def _refuse_many(held: Any, node: Obj) -> None:
+    """Raise LimitExceeded for a dict of many attributes: thousands of tensors could share it."""
+    count = sum(len(batch.items) for batch in held.batches or ()) if held is not None else 0
+    if count > 2 * _MOST_ATTRIBUTES:
+        raise LimitExceeded("attributes", f"a tensor of {count // 2:,} attributes", offset=node.end)
 
 
 def _is_ordered(node: Obj) -> bool:

@@ -130,13 +130,14 @@ class Pers:
 class Raw:
     """Bytes: a bytes, bytearray or Python 2 str, by the opcode that pushed it.
 
-    `start` is the first byte of the payload.
+    `start` is the first byte of the payload; `text` is what it was decoded to, once it was.
     """
 
-    __slots__ = ("op", "start", "value")
+    __slots__ = ("op", "start", "text", "value")
 
     def __init__(self, op: int, value: bytes, start: int) -> None:
         self.op = op
+        self.text: str | None = None
         self.value = value
         self.start = start
 
@@ -178,8 +179,8 @@ def positions(data: bytes) -> array[int]:
 class Walked:
     """One pickle, walked: `root`, and what a rewrite needs. All positions are bytes of `data`."""
 
-    __slots__ = ("builds_on_others", "calls", "data", "end", "frames", "gets", "globals", "memo",
-                 "memo_start", "oddities", "persistent", "protocol", "puts", "root",
+    __slots__ = ("builds_on_others", "calls", "data", "end", "frames", "gets", "globals", "key_bytes",
+                 "memo", "memo_start", "oddities", "persistent", "protocol", "puts", "root",
                  "stack_globals", "start")  # fmt: skip
 
     def __init__(self, data: bytes, start: int) -> None:
@@ -199,6 +200,7 @@ class Walked:
         self.stack_globals: list[tuple[int, int, Global]] = []
         self.builds_on_others: list[tuple[int, Any]] = []
         self.oddities: dict[str, int] = {}
+        self.key_bytes = 0  # of all keys of dicts, each as often as it is used
 
     def put(self, slot: int, node: Any, start: int) -> None:
         """Set a memo slot, whatever its number."""
@@ -285,13 +287,30 @@ def child_spans(node: Any) -> Iterator[tuple[Any, int, int]]:
         yield node.state.value, node.state.start, node.state.end
 
 
+def weight_of(key: Any) -> int:
+    """About the bytes of a dict's key, were it written out: of a tuple, eight items are."""
+    kind = type(key)
+    if kind is int:
+        return int(key.bit_length() >> 3)
+    if kind is Raw:
+        return len(key.value)
+    if kind is Obj:
+        return sum(len(arg) for arg in items_of(key.args) or () if type(arg) is str)
+    if kind is Tup:
+        shown = (item for item in key.items[:8] if type(item) is not Tup)
+        return 8 * len(key.items) + sum(map(weight_of, shown))
+    return len(key) if kind is str else 0
+
+
 def text_of(node: Any) -> str | None:
     """A str, or a Python 2 str decoded (UTF-8, else Latin-1); None for anything else."""
     if type(node) is str:
         return node
-    if type(node) is Raw and node.op in TEXT_OPS:
+    if type(node) is not Raw or node.op not in TEXT_OPS:
+        return None
+    if node.text is None:  # a long one may be fetched a million times
         try:
-            return node.value.decode("utf-8")
+            node.text = node.value.decode("utf-8")
         except UnicodeDecodeError:
-            return node.value.decode("latin-1")
-    return None
+            node.text = node.value.decode("latin-1")
+    return node.text

@@ -12,9 +12,9 @@ import warnings
 from struct import Struct
 from typing import Any
 
-from ckptool.errors import PickleInvalid
+from ckptool.errors import LimitExceeded, PickleInvalid
 from ckptool.limits import DEFAULT
-from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, Raw, Tup, Walked
+from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, Raw, Tup, Walked, weight_of
 
 _UINT1 = Struct("<B").unpack_from
 _UINT4 = Struct("<I").unpack_from
@@ -25,6 +25,21 @@ _UINT8 = Struct("<Q").unpack_from
 def too_long(pos: int) -> PickleInvalid:
     """What a length beyond the bytes left raises."""
     return PickleInvalid("a string or number is longer than the bytes left", offset=pos)
+
+
+def weigh_keys(seen: Walked, batch: Batch) -> None:
+    """Raise LimitExceeded once the keys of all dicts, each as often as the memo repeats it, have
+    many more bytes than the pickle: each would be written out as often.
+    """
+    keys = batch.items[::2]
+    try:
+        seen.key_bytes += sum(map(len, keys))  # nearly always texts
+    except TypeError:
+        seen.key_bytes += sum(map(weight_of, keys))
+    most = len(seen.data) + DEFAULT.repeated_key_bytes
+    if seen.key_bytes > most:
+        text = f"keys of dicts of more than {most:,} bytes in all, most of them repeated"
+        raise LimitExceeded("key-bytes", text, offset=batch.end)
 
 
 def name_global(seen: Walked, module: str, name: str, pos: int) -> Global:
@@ -179,7 +194,10 @@ def _list_or_dict(seen: Walked, st: list[Any], ss: list[int], pos: int, marked: 
     box = Box(0x5D if op == 0x6C else 0x7D, mark)
     if op == 0x64 and len(items) & 1:
         raise PickleInvalid("a dict is filled with an odd number of items", offset=pos)
-    box.batches.append(Batch(op, items, starts, pos, mark))
+    batch = Batch(op, items, starts, pos, mark)
+    box.batches.append(batch)
+    if op == 0x64:
+        weigh_keys(seen, batch)
     st.append(box)
     ss.append(mark)
     return pos + 1

@@ -18,7 +18,7 @@ from typing import Any
 from ckptool.errors import CkptError, LimitExceeded, PickleInvalid
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Batch, Box, Global, Obj, Pers, State, Tup, Walked
-from ckptool.pickles.rare import RARE, RARE_MARKED, name_global, too_long
+from ckptool.pickles.rare import RARE, RARE_MARKED, name_global, too_long, weigh_keys
 
 _UINT4 = Struct("<I").unpack_from
 _INT4 = Struct("<i").unpack_from
@@ -211,11 +211,14 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 batch = Batch(c, st, ss, pos, 0)
                 st, ss, batch.mark = outer.pop()
                 _add(seen, batch, st[-1], ss[-1])
+                if c == 0x75:
+                    weigh_keys(seen, batch)
                 pos += 1
             elif c == 0x73:  # SETITEM
                 batch = Batch(c, st[-2:], ss[-2:], pos, -1)
                 del st[-2:], ss[-2:]
                 _add(seen, batch, st[-1], ss[-1])
+                weigh_keys(seen, batch)
                 pos += 1
             elif c == 0x61:  # APPEND
                 batch = Batch(c, [st.pop()], [ss.pop()], pos, -1)

@@ -119,7 +119,11 @@ def _beside(path: str, request: Request) -> str:
         raise UsageError("no output is named", hint="give one with -o OUT")
     if is_folder(path) or is_index(path) or path.endswith(".index.json"):
         raise UsageError("a folder has no name to write beside", hint="give one with -o OUT")
-    return default_output(path, request.device)
+    output = default_output(path, request.device)
+    if os.path.islink(output):  # nobody named it: it may lead anywhere
+        text = "the name beside the input is a link"
+        raise UsageError(f"{text}: '{os.path.basename(output)}'", hint="give a name with -o OUT")
+    return output
 
 
 def container_of(checkpoint: Checkpoint, request: Request, output: str) -> str:

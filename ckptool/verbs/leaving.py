@@ -18,6 +18,7 @@ from ckptool.verbs.deciding import Decision
 from ckptool.verbs.request import ONE_TABLE, Request
 from ckptool.verbs.tables import path_name
 
+_METADATA = ("__metadata__",)
 JOINED = ("deepspeed-zero",)
 """Containers that many files of ranks are joined from: what comes out is the weights alone."""
 
@@ -26,6 +27,9 @@ def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple
     """Dotted names of the entries that the output does not have, though nobody dropped them."""
     if (target == "dcp" and checkpoint.format in ONE_TABLE) or checkpoint.format in JOINED:
         return tuple(path_name(extra.path) for extra in checkpoint.extras)
+    if checkpoint.format == "hf-shards":  # what .bin shards hold beside their tensors
+        beside = (path_name(extra.path) for extra in checkpoint.extras if extra.path != _METADATA)
+        return tuple(name for name in beside if name.partition(".")[0] not in changes.entries)
     alone = target in ONE_TABLE or changes.select is not None or _is_root_module(checkpoint)
     if not alone or checkpoint.format in ONE_TABLE or not checkpoint.tables:
         return ()

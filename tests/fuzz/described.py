@@ -163,6 +163,6 @@ def tensors_in(value, place=()):
         rows = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in rows:
             if isinstance(key, str | int | float | None):  # a class, a tensor: other words of ours
-                yield from tensors_in(
-                    inner, (*place, key if type(key) in (str, int) else repr(key))
-                )
+                small = type(key) is int and abs(key) < 1 << 53
+                part = key if small or type(key) is str else repr(key)
+                yield from tensors_in(inner, (*place, part))
