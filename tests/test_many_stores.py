@@ -10,6 +10,7 @@ import pytest
 import torch
 import zero_support as zero
 from many_support import LAYOUTS, put_tree, whole_folders
+from test_folders import megatron
 from verbs_support import FIXTURES, cli
 
 from ckptool import remote_stores
@@ -268,3 +269,15 @@ def test_a_bucket_is_connected_to_once_for_each_environment(monkeypatch):
     for number in range(50):
         remote_stores.Store(locate(f"s3://b{number}/x"))
     assert len(remote_stores._kept) == 8
+
+
+def test_megatrons_ranks_are_one_in_a_bucket_when_they_are_named(bucket, tmp_path, capsys):
+    put_tree(bucket, megatron(tmp_path / "run"), "run")
+    here = json.loads(cli(capsys, "inspect", tmp_path / "run", "--json")[1])
+    there = json.loads(cli(capsys, "inspect", "s3://b/run/", "--json")[1])
+
+    assert there.pop("file") == "s3://b/run"
+    assert here.pop("file") == str(tmp_path / "run")
+    assert there == here
+    assert there["title"] == "Megatron, 4 ranks (tp 2, pp 2), iter_0000500"
+    assert len(paths(["s3://b/run/"])) == 4
