@@ -30,7 +30,7 @@ from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.opening import is_folder, url_sink
-from ckptool.verbs.reading import Opened, opened
+from ckptool.verbs.reading import Opened, is_index, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
 
@@ -117,7 +117,7 @@ def _beside(path: str, request: Request) -> str:
         return f"OUT{os.path.splitext(path)[1]}"
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
-    if is_folder(path) or path.endswith(".index.json"):
+    if is_folder(path) or is_index(path) or path.endswith(".index.json"):
         raise UsageError("a folder has no name to write beside", hint="give one with -o OUT")
     return default_output(path, request.device)
 
@@ -159,9 +159,9 @@ def _refuse_file_name(output: str) -> None:
 def _sink(output: str, target: str, request: Request) -> Sink:
     beside = {_EXTRAS: request.extras} if request.extras else None
     if is_url(output):
-        if request.by_tasks:
-            raise UsageError("what goes into a bucket is sent in order, by one process",
-                             hint="leave --jobs, --engine and --resume out, or write into a folder")  # fmt: skip
+        if request.by_tasks and target != _SHARDS:
+            raise UsageError("one object is sent in order, by one process: there is nothing to share out",
+                             hint="write shards: --max-shard-size 5GB; or leave --jobs, --engine and --resume out")  # fmt: skip
         return url_sink(output, shards=target in FOLDERS, force=request.force, beside=beside)
     if beside and is_url(beside[_EXTRAS]):
         raise UsageError("--extras beside a file is a file too", hint="give a path")
@@ -199,16 +199,32 @@ def _run(
             name = os.path.basename(written.name)
             confirm(checkpoint, made, target, written, limits, name)
 
-    if request.by_tasks and isinstance(sink, FileSink | FolderSink):
+    if request.by_tasks:
+        return _shared_out(plan, sink, request, verify, told)
+    return run_plan(
+        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
+    )
+
+
+def _shared_out(
+    plan: Plan, sink: Sink, request: Request, verify: Callable[[Source], object],
+    told: Callable[[int], object] | None,
+) -> Written:  # fmt: skip
+    if isinstance(sink, FileSink | FolderSink):
         from ckptool.engines import write_by
 
         return write_by(
             request.engine, plan, sink, jobs=request.jobs, resume=request.resume,
             check=request.check, fsync=request.fsync, verify=verify, progress=told,
         )  # fmt: skip
-    return run_plan(
-        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
-    )
+    from ckptool.remote_engine import send_by
+    from ckptool.remote_sink import PrefixSink
+
+    assert isinstance(sink, PrefixSink)  # shards alone: see `_sink`
+    return send_by(
+        request.engine, plan, sink, jobs=request.jobs, resume=request.resume,
+        check=request.check, verify=verify, progress=told,
+    )  # fmt: skip
 
 
 # -- what is said ------------------------------------------------------------------------------
