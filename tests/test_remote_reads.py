@@ -156,6 +156,32 @@ def test_a_failed_piece_is_asked_for_again(blob, monkeypatch):
         assert source.read(0, len(data)) == data
 
 
+def test_who_waits_for_a_piece_that_is_given_up_asks_itself(blob, monkeypatch):
+    data = blob.files["blob"]
+    with open_source(blob.url("blob")) as source:
+        with source._lock:
+            lost = source._ahead.begin(5 << 20, 8 << 20)
+        assert lost.future.cancel()
+        assert source.read(6 << 20, 1000) == data[6 << 20 :][:1000]
+        assert source.read(0, len(data)) == data
+
+
+def test_no_thread_for_what_is_fetched_ahead(blob, monkeypatch):
+    """The read fails, the next one does not wait for what nobody carries out."""
+    data = blob.files["blob"]
+    with open_source(blob.url("blob")) as source:
+        source.will_read([Span(0, len(data))])
+
+        def none():
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(source, "_pool", none)
+        with pytest.raises(RuntimeError):
+            source.read(100_000, 10)
+        monkeypatch.undo()
+        assert source.read(0, len(data)) == data
+
+
 def test_closing_wakes_who_waits():
     ahead = Ahead(100 << 20, 0)
     ahead.foresee([Span(0, 100 << 20)])
