@@ -60,7 +60,7 @@ _SIGNS = (
 def explained(error: BaseException, place: Located) -> CkptError:
     """The error of a request for `place` as one of ours, without the other's traceback."""
     kind, text = type(error).__name__, str(error)
-    if kind in ("FileNotFoundError", "NotFoundError") or _names_no_bucket(text):
+    if kind in ("FileNotFoundError", "NotFoundError") or _has_no_bucket(text):
         return _missing(text, place)
     if kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return denied(place, _status(text) or "no permission")
@@ -116,7 +116,7 @@ def short(place: Located) -> Truncated:
 
 
 def _missing(text: str, place: Located) -> SpecialFile:
-    if _names_no_bucket(text):
+    if _has_no_bucket(text):
         return SpecialFile("no such bucket", path=place.name, hint="check its name")
     hint = "check the URL; a prefix ends with /"
     return SpecialFile(
@@ -124,7 +124,7 @@ def _missing(text: str, place: Located) -> SpecialFile:
     )
 
 
-def _names_no_bucket(text: str) -> bool:  # of a list, obstore has no error of its own for it
+def _has_no_bucket(text: str) -> bool:
     return "NoSuchBucket" in text or "ContainerNotFound" in text
 
 
