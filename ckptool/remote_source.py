@@ -100,14 +100,21 @@ class RemoteSource(Source):
                 request = self._ahead.begin(*self._ahead.wanted(offset, size))
         if own:
             self._carry_out(request)
-        answer = self._answer(request)
+        answer = self._answer(request) or self._get(offset, offset + min(size, PIECE))
         with self._lock:
             if self._ahead.end(request):
                 self._kept.add(answer.start, answer.data)
-            for more in self._ahead.ahead(offset, request):
-                self._pool().submit(self._carry_out, more)
+            self._order_ahead(offset, request)
             kept = self._kept.find(offset, size)
         return kept or bytes(answer.data[offset - answer.start :][:size])
+
+    def _order_ahead(self, offset: int, request: Request) -> None:
+        try:
+            for more in self._ahead.ahead(offset, request):
+                self._pool().submit(self._carry_out, more)
+        except BaseException:  # no thread, or Ctrl-C: nobody may wait for what is not begun
+            self._ahead.give_up()
+            raise
 
     def _carry_out(self, request: Request) -> None:
         if not request.future.set_running_or_notify_cancel():
@@ -117,9 +124,14 @@ class RemoteSource(Source):
         except BaseException as error:  # raised by whoever waits
             request.future.set_exception(error)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> Answer | None:
+        """None where it was given up before it was begun."""
+        from concurrent.futures import CancelledError
+
         try:
             return request.future.result()
+        except CancelledError:
+            return None
         except BaseException:  # the next read asks again
             with self._lock:
                 self._ahead.end(request)

@@ -18,7 +18,8 @@ from ckptool.remote_errors import RETRIES, explained, short
 from ckptool.remote_urls import Located
 
 _HINT = "pip install 'ckptool[remote]'"
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT")
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT",
+              "GOOGLE_BASE_URL")  # fmt: skip
 _TIMEOUT = "10m"  # of one request: a part of 8 MiB over a slow line
 _STALLED = "60s"  # without a byte
 _LARGEST_WHOLE = 16 << 20

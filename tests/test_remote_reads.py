@@ -156,6 +156,32 @@ def test_a_failed_piece_is_asked_for_again(blob, monkeypatch):
         assert source.read(0, len(data)) == data
 
 
+def test_who_waits_for_a_piece_that_is_given_up_asks_itself(blob, monkeypatch):
+    data = blob.files["blob"]
+    with open_source(blob.url("blob")) as source:
+        with source._lock:
+            lost = source._ahead.begin(5 << 20, 8 << 20)
+        assert lost.future.cancel()
+        assert source.read(6 << 20, 1000) == data[6 << 20 :][:1000]
+        assert source.read(0, len(data)) == data
+
+
+def test_no_thread_for_what_is_fetched_ahead(blob, monkeypatch):
+    """The read fails, the next one does not wait for what nobody carries out."""
+    data = blob.files["blob"]
+    with open_source(blob.url("blob")) as source:
+        source.will_read([Span(0, len(data))])
+
+        def none():
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(source, "_pool", none)
+        with pytest.raises(RuntimeError):
+            source.read(100_000, 10)
+        monkeypatch.undo()
+        assert source.read(0, len(data)) == data
+
+
 def test_closing_wakes_who_waits():
     ahead = Ahead(100 << 20, 0)
     ahead.foresee([Span(0, 100 << 20)])
@@ -174,12 +200,12 @@ def test_pieces_ahead_are_of_what_was_told_and_bounded():
     first = ahead.begin(*ahead.wanted(1 << 30, 100))
     assert (first.start, first.end) == (1 << 30, (1 << 30) + 100)
     found = [(r.start, r.end - r.start) for r in ahead.ahead(1 << 30, first)]
-    assert found == [((5 << 30) + at * PIECE, PIECE) for at in range(3)]
+    assert found == [((5 << 30) + at * PIECE, PIECE) for at in range(2)]
     ahead.end(first)
     second = ahead.under_way(5 << 30)
     ahead.end(second)
     more = ahead.ahead(5 << 30, second)
-    assert [r.start for r in more] == [(5 << 30) + 3 * PIECE]
+    assert [r.start for r in more] == [(5 << 30) + 2 * PIECE]
 
 
 def test_pieces_nobody_comes_for_give_way():
@@ -191,7 +217,7 @@ def test_pieces_nobody_comes_for_give_way():
     for _ in range(remote_ahead._STALE):
         ahead.wanted(1 << 39, 10)
     second = ahead.begin(*ahead.wanted(1 << 35, 1 << 20))
-    assert len(ahead.ahead(1 << 35, second)) == 3
+    assert len(ahead.ahead(1 << 35, second)) == 2
     assert any(request.future.cancelled() for request in lost)
 
 

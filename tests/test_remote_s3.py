@@ -11,6 +11,7 @@ from many_support import LAYOUTS, put_tree, whole_folders
 from verbs_support import FIXTURES, cli
 
 import ckptool
+from ckptool import remote_sink, remote_stores
 from ckptool.errors import CkptError
 
 pytest_plugins = ["moto_support"]
@@ -58,6 +59,30 @@ def test_create_only_and_force(size, bucket, big, capsys):
     status, out, _ = cli(capsys, *args)
     assert (status, json.loads(out)["error"]["slug"]) == (2, "output-exists")
     assert cli(capsys, *args, "-f")[0] == 0
+
+
+def test_a_small_one_is_created_by_the_store_alone(bucket, monkeypatch, capsys):
+    """Not by looking first: the look sees nothing here, the request itself is refused."""
+    monkeypatch.setattr(remote_sink.ObjectTarget, "_check_free", lambda self: None)
+    args = ("convert", NET, "--to-cpu", "-o", f"{bucket.url}/o.pth", "--json")
+    assert cli(capsys, *args)[0] == 0
+    status, out, _ = cli(capsys, *args)
+    assert (status, json.loads(out)["error"]["slug"]) == (2, "output-exists")
+
+
+def test_a_large_one_is_read_once(bucket, big, tmp_path, monkeypatch):
+    """In large pieces: moto, and whoever bills requests, does not care how many bytes one has."""
+    ckptool.convert(big, f"{bucket.url}/big.pth", strip_module=True)
+    sizes, get = [], remote_stores.Store.get
+
+    def counted(self, start, end):
+        sizes.append(end - start)
+        return get(self, start, end)
+
+    monkeypatch.setattr(remote_stores.Store, "get", counted)
+    ckptool.convert(f"{bucket.url}/big.pth", tmp_path / "o.pth", add_module=True)
+    assert big.stat().st_size <= sum(sizes) <= 1.05 * big.stat().st_size
+    assert len([size for size in sizes if size > 100_000]) <= 8
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

@@ -1,0 +1,161 @@
+"""Round trips through gs:// (calls of Google's XML interface) and az:// (Azurite)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from azurite_support import ACCOUNT, KEY, ask, azurite, blobs, find_program
+from gcs_support import gcs
+from verbs_support import FIXTURES, cli
+
+import ckptool
+from ckptool import remote_sink
+from ckptool.errors import CkptError
+
+obstore = pytest.importorskip("obstore")
+NET = FIXTURES / "dp_cuda.pth"
+NAMES = ["dp_cuda.pth", "legacy_cuda1.pth", "model.safetensors", "deflated.pth", "tar_01x.pth"]
+
+
+@dataclass
+class Bucket:
+    url: str
+    names: object  # () -> all names, also of what is not complete
+
+    def content(self, key):
+        with ckptool.places.open_source(f"{self.url}/{key}") as source:
+            return source.read(0, source.size)
+
+
+@pytest.fixture(scope="module")
+def cloud():
+    with gcs() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def azure(pytestconfig, tmp_path_factory):
+    program = find_program(lambda: pytestconfig.cache.mkdir("azurite"))
+    if program is None:
+        pytest.skip("Azurite is not installed, and npm cannot install it")
+    with azurite(program, tmp_path_factory.mktemp("azurite")) as url:
+        yield url
+
+
+@pytest.fixture(params=["gs", pytest.param("az", marks=pytest.mark.long)])
+def bucket(request, monkeypatch):
+    """An empty bucket whose server the environment names."""
+    name = f"b{abs(hash(request.node.name)):x}"
+    if request.param == "gs":
+        cloud = request.getfixturevalue("cloud")
+        monkeypatch.setenv("GOOGLE_BASE_URL", cloud.url)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "x")
+        cloud.buckets[name] = {}
+        return Bucket(f"gs://{name}", lambda: [*sorted(cloud.buckets[name]), *cloud.uploads])
+    url = request.getfixturevalue("azure")
+    for variable, value in {
+        "AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": url,
+        "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(variable, value)
+    ask(url, "PUT", name, restype="container")
+    return Bucket(f"az://{name}", lambda: blobs(url, name))
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    """24 MB: sent in parts."""
+    path = tmp_path_factory.mktemp("big") / "big.pth"
+    torch.save({f"module.{i}": torch.randn(1 << 20) for i in range(6)}, path)
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_object_is_the_file(name, bucket, tmp_path, capsys):
+    """Sent as it is, read, converted back: every format."""
+    there = f"{bucket.url}/a/{name}"
+    args = ("convert", FIXTURES / name, "--to-cpu", "-o")
+    status = cli(capsys, *args, tmp_path / name)[0]
+    assert cli(capsys, *args, there)[0] == status
+    if status:
+        return
+    assert bucket.content(f"a/{name}") == (tmp_path / name).read_bytes()
+    found, here = (ckptool.inspect(place).to_dict() for place in (there, str(tmp_path / name)))
+    assert found["tables"] == here["tables"]
+    assert [note["slug"] for note in found["notes"]] == [note["slug"] for note in here["notes"]]
+    assert ckptool.verify(there).exit_status == 0
+    assert ckptool.diff(there, str(tmp_path / name)).same
+
+
+def test_a_large_one_goes_and_comes_in_parts(bucket, big, tmp_path, capsys):
+    assert cli(capsys, "convert", big, "--strip-module", "-o", f"{bucket.url}/a b/o.pth")[0] == 0
+    assert bucket.names() == ["a b/o.pth"]
+    assert cli(capsys, "convert", big, "--strip-module", "-o", tmp_path / "o.pth")[0] == 0
+    assert bucket.content("a b/o.pth") == (tmp_path / "o.pth").read_bytes()
+    there = (f"{bucket.url}/a b/o.pth", "--add-module", "-o")
+    assert cli(capsys, "convert", *there, f"{bucket.url}/back.pth")[0] == 0
+    assert ckptool.diff(f"{bucket.url}/back.pth", str(big)).same
+    loaded, here = ckptool.load(f"{bucket.url}/back.pth"), torch.load(big)
+    assert all(torch.equal(loaded[key], here[key]) for key in here)
+
+
+@pytest.mark.parametrize("size", ["small", "big"])
+def test_an_object_is_replaced_only_with_f(size, bucket, big, capsys):
+    file = big if size == "big" else NET
+    args = ("convert", file, "--to", "safetensors", "-o", f"{bucket.url}/o.safetensors", "--json")
+    assert cli(capsys, *args)[0] == 0
+    status, out, _ = cli(capsys, *args)
+    assert (status, json.loads(out)["error"]["slug"]) == (2, "output-exists")
+    assert cli(capsys, *args, "-f")[0] == 0
+
+
+def test_a_small_one_is_created_by_the_store_alone(bucket, monkeypatch, capsys):
+    """Not by looking first: the look sees nothing here, the request itself is refused."""
+    monkeypatch.setattr(remote_sink.ObjectTarget, "_check_free", lambda self: None)
+    args = ("convert", NET, "--to-cpu", "-o", f"{bucket.url}/o.pth", "--json")
+    assert cli(capsys, *args)[0] == 0
+    before = bucket.content("o.pth")
+    status, out, _ = cli(capsys, *args)
+    assert (status, json.loads(out)["error"]["slug"]) == (2, "output-exists")
+    assert bucket.content("o.pth") == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_upload_given_up_shows_nothing(error, bucket, big, monkeypatch):
+    from ckptool.verbs import convert
+
+    def fails(*args):
+        raise error("no")
+
+    monkeypatch.setattr(convert, "confirm", fails)
+    with pytest.raises((KeyboardInterrupt, CkptError)):
+        ckptool.convert(big, f"{bucket.url}/o.pth", strip_module=True)
+    with pytest.raises(CkptError) as caught:
+        ckptool.inspect(f"{bucket.url}/o.pth")
+    assert caught.value.slug == "special-file"
+    if bucket.url.startswith("gs:"):  # Azure drops blocks that were not committed after a week
+        assert bucket.names() == []
+
+
+def test_shards_under_a_prefix(bucket, big, tmp_path, capsys):
+    args = ("convert", big, "--max-shard-size", "10MB", "-o", f"{bucket.url}/x/m/")
+    assert cli(capsys, *args)[0] == 0
+    assert len(bucket.names()) == 4
+    assert ckptool.verify(f"{bucket.url}/x/m/").exit_status == 0
+    assert ckptool.diff(f"{bucket.url}/x/m/", str(big)).same
+    assert cli(capsys, "convert", f"{bucket.url}/x/m/", "-o", tmp_path / "one.safetensors")[0] == 0
+    assert ckptool.diff(tmp_path / "one.safetensors", str(big)).same
+
+
+def test_what_is_not_there(bucket):
+    for url in (f"{bucket.url}/none.pth", f"{bucket.url}/none/"):
+        with pytest.raises(CkptError) as caught:
+            ckptool.inspect(url)
+        assert caught.value.slug == "special-file"
+    for url in (f"{bucket.url}no-such/a.pth", f"{bucket.url}no-such/a/"):
+        with pytest.raises(CkptError) as caught:
+            ckptool.inspect(url)
+        assert caught.value.text == "no such bucket"
