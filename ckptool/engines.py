@@ -1,21 +1,19 @@
-"""A Plan run by many hands: threads here, or any `concurrent.futures.Executor`.
+"""A Plan written into files by many hands: its ranges are the tasks.
 
-Knows: which executors there are, how their answers are checked, what is kept for --resume.
-Must not know: formats, how a range is written. There is no scheduler of our own: what an executor runs
-again after a worker died, and where, is its own affair.
+Knows: how the answers of workers are checked, what is kept for --resume. Must not know: formats, how
+a range is written, who runs the tasks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
-from ckptool import __version__, places
-from ckptool.errors import CkptError, EngineError, OutputError, UsageError
+from ckptool import __version__
+from ckptool.errors import CkptError, EngineError, OutputError
+from ckptool.executors import AGAIN, Engine, carry_out, hands_of, prepare, refuse_secrets
 from ckptool.interrupts import held
 from ckptool.places import Source
 from ckptool.plans import Plan, Written
@@ -45,104 +43,15 @@ from ckptool.taskbook import Book, Entry, Found, Temp, book_path, digest
 from ckptool.values import RECIPES, CastCounts
 from ckptool.writing import sync_folders, verify_target
 
-Engine = Executor | str
-"""An executor, or `dask=ADDRESS`."""
-Work = Callable[[Task], Done]
-_AGAIN = "run the same command again with --resume: what is done stays done"
-
 
 def run_task(task: Task) -> Done:
     """What a worker runs. Raises UsageError on another version of ckptool than the driver's."""
-    if task.version != __version__:
-        text = f"a worker has ckptool {__version__}, the driver {task.version}"
-        raise UsageError(text, hint="install the same version on all machines")
-    if places.open_url is None and any(places.is_url(row.uri) for row in task.sources):
-        from ckptool.remote import open_url
-
-        places.open_url = open_url  # a worker has not gone through the verbs, which set it
+    prepare(task.version, task.sources)
     return write_task(task, RECIPES)
 
 
-class _Stopped(Exception):
-    """A thread of ours has no reason to go on."""
-
-
-def _run_here(stopped: Callable[[], bool], task: Task) -> Done:
-    """A task in one of our own threads, which leaves off within 16 MiB when it is `stopped`."""
-
-    def progress(_: int) -> None:
-        if stopped():
-            raise _Stopped
-
-    progress(0)
+def _write_here(task: Task, progress: Callable[[int], object]) -> Done:
     return write_task(task, RECIPES, progress)
-
-
-@contextlib.contextmanager
-def hands_of(engine: Engine | None, jobs: int) -> Iterator[tuple[Executor, Work]]:
-    """An executor and what it is given to run. `None`: as many threads as `jobs`.
-
-    Raises EngineError when a scheduler cannot be reached, UsageError for an unknown engine.
-    """
-    if isinstance(engine, str):
-        with _dask(engine) as executor:
-            yield executor, run_task
-    elif engine is not None:
-        yield engine, run_task
-    else:
-        from threading import Event
-
-        stopped = Event()
-        pool = ThreadPoolExecutor(jobs, "ckptool-job")
-        try:
-            yield pool, partial(_run_here, stopped.is_set)
-        finally:
-            stopped.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _dask(engine: str) -> Iterator[Executor]:
-    name, _, address = engine.partition("=")
-    if name != "dask" or not address:
-        raise UsageError(f"no engine is called '{engine}'", hint="dask=tcp://HOST:PORT")
-    try:
-        from distributed import Client
-    except ImportError as error:
-        hint = "pip install 'ckptool[dask]'"
-        raise EngineError(f"Dask is not installed: {error}", hint=hint) from error
-    where = {"scheduler_file": address} if address.endswith(".json") else {"address": address}
-    try:
-        client = Client(**where, set_as_default=False)
-    except (OSError, ValueError) as error:
-        text = f"no Dask scheduler answers at {address}: {error}"
-        raise EngineError(text, hint="check the address, and that it runs") from error
-    with client:
-        yield client.get_executor(pure=False)
-
-
-def carry_out(
-    executor: Executor, work: Work, tasks: Sequence[Task], received: Callable[[Task, Done], object]
-) -> None:
-    """Run the tasks in any order; each answer goes to `received`, in this thread.
-
-    Raises the first failure, when none of the others is begun any more: what a worker raises, and
-    EngineError where the executor gave up.
-    """
-    waiting: dict[Future[Done], Task] = {}
-    try:
-        for task in tasks:
-            waiting[executor.submit(work, task)] = task
-        for future in as_completed(waiting):
-            received(waiting[future], future.result())
-    except (CkptError, OSError):
-        raise
-    except Exception as error:
-        text = f"the engine gave up: {type(error).__name__}: {str(error)[:300]}"
-        raise EngineError(text, hint=_AGAIN) from error
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def write_by(
@@ -164,13 +73,15 @@ def write_by(
     the same plan goes on from there, and one that fails leaves them too, where another try could
     help. Raises as `write`, and EngineError.
     """
+    if engine is not None:
+        refuse_secrets(source.uri for source in plan.sources)
     targets = sink.targets([output.name for output in plan.outputs])
     check_none_is_source(targets, plan.sources)
     step = step_for(sum(output.size_bytes for output in plan.outputs), step or STEP)
     run = _Run(plan, targets, step, check=check, fsync=fsync, far=engine is not None)
     try:
         run.begin(resume)
-        with hands_of(engine, jobs) as (executor, work):
+        with hands_of(engine, jobs, run_task, _write_here) as (executor, work):
             carry_out(executor, work, run.tasks(), partial(run.received, progress))
         run.finish(verify)
     except BaseException as error:
@@ -271,19 +182,15 @@ class _Run:
         results = self._told(task.number) if done.found else done.results
         self._results[task.number] = results
         self._found += done.found
-        if (
-            self._book
-            and not done.found
-            and all(isinstance(result, CastCounts) for _, result in results)
-        ):
-            told = tuple((label, tuple(result)) for label, result in results)
+        told = plain_results(results)
+        if self._book and not done.found and told is not None:
             self._book.add(task.number, Entry(done.crcs, told))
         self._bytes += task.size
         if progress:
             progress(self._bytes)
 
     def _told(self, number: int) -> tuple[tuple[str, Any], ...]:
-        return tuple((label, CastCounts(*counts)) for label, counts in self._known[number].results)
+        return results_of(self._known[number].results)
 
     # -- after them ----------------------------------------------------------------------------
     def finish(self, verify: Callable[[Source], object] | None) -> None:
@@ -319,13 +226,11 @@ class _Run:
         if isinstance(error, OSError):
             found = output_error(error, path, gone)
         if self._keep and isinstance(found, CkptError):
-            found.hint = (
-                _AGAIN if isinstance(found, EngineError) else f"{found.hint}; then {_AGAIN}"
-            )
+            found.hint = AGAIN if isinstance(found, EngineError) else f"{found.hint}; then {AGAIN}"
         elif isinstance(found, EngineError) and not resume:
             found.hint = "with --resume, what is done would have been kept"
         if self._keep and isinstance(error, KeyboardInterrupt):
-            found = KeyboardInterrupt(_AGAIN)
+            found = KeyboardInterrupt(AGAIN)
         return found
 
     def close(self) -> None:
@@ -336,6 +241,22 @@ class _Run:
             target.discard()
         if self._book:
             self._book.close(remove=not self._keep)
+
+
+Numbers = tuple[tuple[str, tuple[int, ...]], ...]
+"""(label of a Made part, what its recipe told)."""
+
+
+def plain_results(results: Sequence[tuple[str, Any]]) -> Numbers | None:
+    """Results as a book keeps them; None where one is of another kind."""
+    if not all(isinstance(result, CastCounts) for _, result in results):
+        return None
+    return tuple((label, tuple(result)) for label, result in results)
+
+
+def results_of(told: Numbers) -> tuple[tuple[str, Any], ...]:
+    """Results as a task gave them."""
+    return tuple((label, CastCounts(*counts)) for label, counts in told)
 
 
 def _missing(target: Target, size: int) -> int:

@@ -18,9 +18,10 @@ from ckptool.crcs import joined
 from ckptool.errors import CrcMismatch, OutputError, StorageSize
 from ckptool.places import Source, changed, is_url, open_source, reopen
 from ckptool.plans import Copy, Late, Literal, Made, Output, Part, Plan, Recipe
+from ckptool.sinks import Outlet
 from ckptool.spans import Address, Span
 from ckptool.sums import BLOCK
-from ckptool.writing import _Out, _Run
+from ckptool.writing import _Out, _Run, _write_output
 
 STEP = 64 << 20
 """Bytes of one task: a second of a slow disk. Doubled until there are at most MOST tasks."""
@@ -135,23 +136,28 @@ def task_of(
     check: bool, fsync: bool, version: str, known: tuple[int, ...] | None = None,
 ) -> Task:  # fmt: skip
     """A range as a task for anyone who sees the same files under the same names."""
+    found, used = localised([segment.part for segment in row.segments], sources)
+    parts = tuple(part for part in found if not isinstance(part, Late))
+    return Task(number, os.path.abspath(path), row.start, parts, used, check, fsync, version, known)
+
+
+def localised(
+    parts: Sequence[Part], sources: Sequence[Address]
+) -> tuple[tuple[Part, ...], tuple[Address, ...]]:
+    """Parts that count only the sources they need, and these, their paths absolute."""
     homes: dict[int, int] = {}
 
     def local(source_id: int) -> int:
         return homes.setdefault(source_id, len(homes))
 
-    parts: list[Copy | Literal | Made] = []
-    for _, part in row.segments:
+    made: list[Part] = []
+    for part in parts:
         if isinstance(part, Copy):
             part = part._replace(source_id=local(part.source_id))
         elif isinstance(part, Made):
             part = part._replace(pieces=tuple((local(i), span) for i, span in part.pieces))
-        assert not isinstance(part, Late)
-        parts.append(part)
-    used = tuple(_absolute(sources[source_id]) for source_id in homes)
-    return Task(
-        number, os.path.abspath(path), row.start, tuple(parts), used, check, fsync, version, known
-    )
+        made.append(part)
+    return tuple(made), tuple(_absolute(sources[source_id]) for source_id in homes)
 
 
 def _absolute(address: Address) -> Address:
@@ -229,6 +235,30 @@ def _write(
         raise StorageSize(text)
     crcs = tuple(sums[index].value for index in range(len(task.parts)))
     return Done(task.number, crcs, run.checked, tuple(run.results))
+
+
+def write_whole(
+    output: Output,
+    outlet: Outlet,
+    sources: Sequence[Address],
+    recipes: Mapping[str, Recipe],
+    *,
+    check: bool,
+    progress: Callable[[int], object] | None = None,
+    opener: Callable[[Address], Source] = same_file,
+) -> tuple[int, tuple[tuple[str, Any], ...]]:
+    """Write one output to where it is not read back from, and close it; publishing is for others.
+    Gives `checked_bytes` and `results` as in `Done`. Raises what `writing.write` raises.
+    """
+    run = _Run(sources, recipes, check, progress, opener)
+    try:
+        with run.checker:
+            run.sources.start()
+            _write_output(run, output, outlet, fsync=False)
+            run.sources.finish()
+    finally:
+        run.sources.close()
+    return run.checked, tuple(run.results)
 
 
 def _has(fd: int, task: Task) -> bool:

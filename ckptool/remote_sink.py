@@ -18,7 +18,7 @@ from ckptool.errors import CkptError, OutputError
 from ckptool.places import is_plain_name, is_url
 from ckptool.remote_errors import explained
 from ckptool.remote_folder import RemoteFolder
-from ckptool.remote_stores import Store
+from ckptool.remote_stores import Look, Store
 from ckptool.remote_urls import Located, locate
 from ckptool.sinks import Outlet, refuse_mixed
 from ckptool.spans import Address
@@ -32,7 +32,7 @@ _PARTS = 9_000  # of S3's 10,000
 _PIECE = 1 << 20
 _AT_ONCE = 3
 _LARGEST = 5 * 10**12  # of one object, in every store we know
-_EXISTS = "replace it with -f"
+EXISTS = "replace it with -f"
 
 
 class _GivenUp(Exception):
@@ -40,9 +40,12 @@ class _GivenUp(Exception):
 
 
 class ObjectTarget:
-    """One object. Raises OutputError `output-exists` without `force`, before anything is sent."""
+    """One object. Raises OutputError `output-exists` without `force`, before anything is sent.
 
-    def __init__(self, place: Located, *, force: bool) -> None:
+    `mark` says whose it is: what the same run has put there may be replaced, and `ours` tells it.
+    """
+
+    def __init__(self, place: Located, *, force: bool, mark: str = "") -> None:
         self.path = place.name
         self.published = False
         self._place = place
@@ -53,8 +56,8 @@ class ObjectTarget:
         self._upload: _Upload | None = None
         if not place.key or place.key.endswith("/"):
             raise refusal(self.path, "special", "it names a prefix, not an object", "give a name")
-        self._store = Store(place, reading=False)
-        self._check_free()
+        self._store = Store(place, reading=False, mark=mark)
+        self.ours = self._check_free()
 
     def open(self) -> int:
         """Begin the upload."""
@@ -81,17 +84,22 @@ class ObjectTarget:
             self._pending.clear()
 
     def publish(self) -> None:
-        """Complete the upload. Raises OutputError, and then the object is what it was."""
-        try:
-            if self._upload is None:
-                self._store.put(bytes(self._pending), create=not self._force)
-            else:
-                self._check_free()
-                self._upload.complete()
-        except FileExistsError:
-            raise self._exists() from None
-        self._upload = None
-        self._pending.clear()
+        """Complete the upload, unless the same run has done so elsewhere meanwhile: then it is given
+        up. Raises OutputError, and then the object is what it was.
+        """
+        marked = self._store.mark
+        ours = self._check_free() if marked or self._upload else None
+        if ours is None or ours == self.ours:
+            try:
+                if self._upload is not None:
+                    self._upload.complete()
+                    self._upload = None
+                else:
+                    self._store.put(bytes(self._pending), create=not (self._force or ours))
+            except FileExistsError:
+                if not marked or self._check_free() is None:
+                    raise self._exists() from None
+        self.discard()
         self.published = True
 
     def discard(self) -> None:
@@ -114,15 +122,33 @@ class ObjectTarget:
 
     def is_source(self, address: Address) -> bool:
         """Whether it is the object that `address` names."""
-        read = locate(address.uri) if is_url(address.uri) else None
-        return read is not None and (read.root, read.key) == (self._place.root, self._place.key)
+        return is_object(address, self._place)
 
-    def _check_free(self) -> None:
-        if not self._force and self._store.head() is not None:
+    def look(self) -> Look | None:
+        """What lies there now."""
+        return self._store.look()
+
+    def _check_free(self) -> Look | None:
+        """What the same run has put there. Raises OutputError for what it may not replace."""
+        if not self._store.mark:
+            if not self._force and self._store.head() is not None:
+                raise self._exists()
+            return None
+        there = self._store.look()
+        if there is None or there.mark == self._store.mark:
+            return there
+        if not self._force:
             raise self._exists()
+        return None
 
     def _exists(self) -> OutputError:
-        return refusal(self.path, "exists", "it exists already", _EXISTS)
+        return refusal(self.path, "exists", "it exists already", EXISTS)
+
+
+def is_object(address: Address, place: Located) -> bool:
+    """Whether the address is that of this object."""
+    read = locate(address.uri) if is_url(address.uri) else None
+    return read is not None and (read.root, read.key) == (place.root, place.key)
 
 
 class _Upload:
@@ -210,31 +236,34 @@ class UrlSink:
 
 class PrefixSink:
     """Outputs by their names under a prefix, as `sinks.FolderSink`: refused, `output-mixed`, when
-    shards or an index lie there that would not be replaced.
+    shards or an index lie there that would not be replaced. `beside` are those that go elsewhere.
     """
 
     def __init__(self, place: Located, *, force: bool, beside: Mapping[str, str] | None) -> None:
         self.path = place.name
         self.force = force
-        self._url = place.url.rstrip("/")
-        self._folder = RemoteFolder(place)
-        self._beside = _beside(beside, force)
+        self.place = place
+        self.url = place.url.rstrip("/")
+        self.folder = RemoteFolder(place)
+        self.beside = _beside(beside, force)
 
     def targets(self, names: Sequence[str]) -> list[Outlet]:
         """One target for each output, all of them checked."""
-        inside = [name for name in names if name not in self._beside]
-        refuse_mixed(self.path, self._folder.list(), inside)
-        return _in_order(names, {**_under(self._url, inside, self.force), **self._beside})
+        inside = [name for name in names if name not in self.beside]
+        refuse_mixed(self.path, self.folder.list(), inside)
+        return _in_order(names, {**_under(self.url, inside, self.force), **self.beside})
+
+
+def place_under(prefix: str, name: str) -> Located:
+    """Where an output of this name goes. Raises OutputError unless it is a plain one."""
+    place = locate(f"{prefix}/{name}")
+    if place is None or not is_plain_name(name):
+        raise OutputError(f"not a plain file name: '{name}'", path=masked(prefix))
+    return place
 
 
 def _under(prefix: str, names: Sequence[str], force: bool) -> dict[str, Outlet]:
-    made: dict[str, Outlet] = {}
-    for name in names:
-        place = locate(f"{prefix}/{name}")
-        if place is None or not is_plain_name(name):
-            raise OutputError(f"not a plain file name: '{name}'", path=masked(prefix))
-        made[name] = ObjectTarget(place, force=force)
-    return made
+    return {name: ObjectTarget(place_under(prefix, name), force=force) for name in names}
 
 
 def _beside(paths: Mapping[str, str] | None, force: bool) -> dict[str, Outlet]:

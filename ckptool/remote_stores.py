@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from ckptool.errors import CkptError
+from ckptool.errors import CkptError, EngineError
 from ckptool.remote_errors import RETRIES, explained, short
 from ckptool.remote_urls import Located
 
@@ -22,6 +22,9 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_
 _TIMEOUT = "10m"  # of one request: a part of 8 MiB over a slow line
 _STALLED = "60s"  # without a byte
 _LARGEST_WHOLE = 16 << 20
+_KEPT = 8
+_kept: dict[tuple[Any, ...], Any] = {}
+_MARK = "ckptool"  # a name in the metadata of objects, which every store we write to keeps
 
 
 class Meta(NamedTuple):
@@ -29,6 +32,13 @@ class Meta(NamedTuple):
 
     size: int
     identity: tuple[str, ...]
+
+
+class Look(NamedTuple):
+    """What lies there, and the mark that its writer gave it ("": none)."""
+
+    meta: Meta
+    mark: str
 
 
 class Answer(NamedTuple):
@@ -40,10 +50,14 @@ class Answer(NamedTuple):
 
 
 class Store:
-    """One object's store. All methods raise CkptError, naming the object."""
+    """One object's store. All methods raise CkptError, naming the object.
 
-    def __init__(self, place: Located, *, reading: bool = True) -> None:
+    `mark`, where given, is kept with the object that is put: `look` tells it.
+    """
+
+    def __init__(self, place: Located, *, reading: bool = True, mark: str = "") -> None:
         self.place = place
+        self.mark = mark
         self.obs = _obstore()
         try:
             self.store = _made(place, reading)
@@ -82,20 +96,38 @@ class Store:
         except Exception as error:
             raise explained(error, self.place) from None
 
+    def look(self) -> Look | None:
+        """As `head`, with the mark it was put with."""
+        try:
+            found = self.obs.get(self.store, self.place.key, options={"head": True})
+            return Look(_meta(found.meta), str(found.attributes.get(_MARK, "")))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise explained(error, self.place) from None
+
     def listed(self, prefix: str) -> tuple[dict[str, int], list[str]]:
         """{name: size in bytes} and prefixes right under a prefix that ends with / (or is "")."""
         try:
             found = self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
         except Exception as error:
             raise explained(error, self.place) from None
-        files = {row["path"].rpartition("/")[2]: row["size"] for row in found["objects"]}
+        marker = prefix.rstrip("/")  # an empty object that some programs make for a folder
+        files = {
+            row["path"].rpartition("/")[2]: row["size"]
+            for row in found["objects"]
+            if row["path"] != marker
+        }
         return files, [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
     def put(self, data: bytes, *, create: bool) -> None:
         """The whole object at once; with `create` only where none is. Raises FileExistsError."""
         mode = "create" if create else "overwrite"
         try:
-            self.obs.put(self.store, self.place.key, data, mode=mode, use_multipart=False)
+            self.obs.put(
+                self.store, self.place.key, data, mode=mode, use_multipart=False,
+                **self._attributes(),
+            )  # fmt: skip
         except Exception as error:
             if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
                 raise FileExistsError from None
@@ -105,11 +137,32 @@ class Store:
         """The object in parts, visible when `pieces` ends; given up when `pieces` raises."""
         self.obs.put(
             self.store, self.place.key, pieces, use_multipart=True, chunk_size=part_bytes,
-            max_concurrency=at_once,
+            max_concurrency=at_once, **self._attributes(),
         )  # fmt: skip
+
+    def _attributes(self) -> dict[str, Any]:
+        return {"attributes": {_MARK: self.mark}} if self.mark else {}
+
+    def delete(self) -> None:
+        """Remove the object; none there is fine."""
+        try:
+            self.obs.delete(self.store, self.place.key)
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise explained(error, self.place) from None
+
+
+_first: list[int] = []  # the process in which obstore was first asked for
 
 
 def _obstore() -> Any:
+    """Obstore. Its threads do not outlive a fork: whoever waits for them there waits for ever."""
+    if os.getpid() not in (_first or [os.getpid()]):
+        raise EngineError(
+            "this process was forked from one that had used the network, and cannot use it itself",
+            hint="ProcessPoolExecutor(N, mp_context=multiprocessing.get_context('spawn'))",
+        )
     try:
         import obstore
     except ImportError:
@@ -117,10 +170,25 @@ def _obstore() -> Any:
             "URLs need the package obstore, which is not installed", hint=_HINT,
             slug="remote-missing",
         ) from None  # fmt: skip
+    _first[:] = [os.getpid()]
     return obstore
 
 
 def _made(place: Located, reading: bool) -> Any:
+    """A store of a bucket is made once, for its connections; anew for another environment."""
+    if place.is_web:
+        return _new(place, reading)
+    key = (place.root, reading, *os.environ.items())
+    found = _kept.get(key)
+    if found is None:
+        found = _new(place, reading)
+        _kept[key] = found
+        while len(_kept) > _KEPT:
+            _kept.pop(next(iter(_kept)), None)
+    return found
+
+
+def _new(place: Located, reading: bool) -> Any:
     from obstore.store import HTTPStore, from_url
 
     retries: Any = {

@@ -6,21 +6,24 @@ import sys
 
 from engines_support import STEP
 
-from ckptool import engines, taskbook
+from ckptool import engines, remote_book, taskbook
 from ckptool.cli.main import main
 
 source, target, count, *flags = sys.argv[1:]
 engines.STEP = STEP
 left = [int(count)]
-add = taskbook.Book.add
 
 
-def counted(self, number, entry):
-    add(self, number, entry)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
+def counted(add):
+    def counting(self, *row):
+        add(self, *row)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return counting
 
 
-taskbook.Book.add = counted
+for book in (taskbook.Book, remote_book.ObjectBook):
+    book.add = counted(book.add)
 sys.exit(main(["convert", source, "-o", target, *flags]))

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import ckptool
-from ckptool import engines
+from ckptool import engines, remote_sink, remote_tasks
 
 STEP = 96 << 10
 """Bytes of a task in tests: dozens of tasks for a file of some megabytes."""
@@ -79,6 +79,21 @@ def dying(task, number=2):
             file.write(b"\xff" * (task.size // 2))
         os.kill(os.getpid(), 9)
     return engines.run_task(task)
+
+
+def dying_sender(task, method="write", number=2):
+    """A worker that is killed right after this method of its upload, the first time one task runs."""
+    mark = Path(task.sources[0].uri).parent / "died"
+    if task.number == number and not mark.exists():
+        mark.write_text(str(os.getpid()))
+        real = getattr(remote_sink.ObjectTarget, method)
+
+        def killed(self, *args, **words):
+            real(self, *args, **words)
+            os.kill(os.getpid(), 9)
+
+        setattr(remote_sink.ObjectTarget, method, killed)
+    return remote_tasks.send_far(task)
 
 
 def signed(task):

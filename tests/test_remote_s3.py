@@ -2,90 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import pytest
 import torch
+from many_support import LAYOUTS, put_tree, whole_folders
 from verbs_support import FIXTURES, cli
 
 import ckptool
 from ckptool.errors import CkptError
 
+pytest_plugins = ["moto_support"]
 pytestmark = pytest.mark.long
 obstore = pytest.importorskip("obstore")
 NET = FIXTURES / "dp_cuda.pth"
-
-
-@pytest.fixture(scope="module")
-def moto(pytestconfig):
-    """The program: CKPTOOL_MOTO names it, else pytest's cache keeps the environment."""
-    given = os.environ.get("CKPTOOL_MOTO")
-    if given:
-        return given
-    home = pytestconfig.cache.mkdir("moto")
-    program = home / "bin" / "moto_server"
-    if not program.exists():
-        try:
-            subprocess.run([sys.executable, "-m", "venv", home], check=True, capture_output=True)
-            pip = [home / "bin" / "pip", "install", "-q", "moto[server,s3]==5.2.5"]
-            subprocess.run(pip, check=True, capture_output=True, timeout=300)
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"moto cannot be installed: {error}")
-    return program
-
-
-@pytest.fixture(scope="module")
-def server(moto):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(moto), "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, request):
-    for name, value in {
-        "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_REGION": "us-east-1",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    name = f"b{abs(hash(request.node.name)):x}"
-    made = urllib.request.Request(f"{server}/{name}", method="PUT")
-    urllib.request.urlopen(made).close()
-    return Bucket(server, name)
-
-
-class Bucket:
-    def __init__(self, server, name):
-        self.server, self.name, self.url = server, name, f"s3://{name}"
-
-    def ask(self, path):
-        with urllib.request.urlopen(f"{self.server}/{self.name}{path}") as answer:
-            return answer.read()
-
-    def is_bare(self):
-        """No object, no upload under way."""
-        return b"<Contents>" not in self.ask("?list-type=2") and b"<Upload>" not in self.ask(
-            "?uploads"
-        )
 
 
 @pytest.fixture
@@ -153,3 +84,58 @@ def test_a_missing_bucket(bucket):
     with pytest.raises(CkptError) as caught:
         ckptool.inspect("s3://no-such-bucket/a.pth")
     assert (caught.value.slug, caught.value.text) == ("special-file", "no such bucket")
+
+
+# -- many objects ------------------------------------------------------------------------------
+@pytest.fixture
+def runs(bucket, tmp_path):
+    """1,250 objects under `flat/`, more than a page of 1,000; a folder of each layout."""
+    folder = tmp_path / "runs"
+    (folder / "flat").mkdir(parents=True)
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pth")
+    for number in range(1_250):
+        os.link(tmp_path / "x.pth", folder / "flat" / f"{number:04}.pth")
+    whole_folders(folder)
+    store = obstore.store.S3Store(bucket.name, client_options={"allow_http": True})
+    put_tree(store, folder, "runs")
+    for marker in ("runs/", "runs/flat/", "runs/z.ckpt/"):
+        bucket.put(marker)
+    return folder
+
+
+def test_a_prefix_of_many_objects_says_what_the_folder_says(bucket, runs, capsys, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    count = 1_250 + len(LAYOUTS)
+    for verb in ("inspect", "verify"):
+        here = cli(capsys, verb, "-r", "runs", "--format", "csv")
+        there = cli(capsys, verb, "-r", f"{bucket.url}/runs/", "--format", "csv")
+        assert there[1].replace(f"{bucket.url}/", "") == here[1]
+        assert (there[0], there[2]) == (here[0], here[2])
+        assert here[2].startswith(f"{count:,} files: {count:,} ok")
+    pattern = f"{bucket.url}/r*/fl?t/*[05].pth"
+    status, out, err = cli(capsys, "inspect", pattern, "--format", "jsonl")
+    assert (status, err) == (0, "250 files: 250 ok, 0 could run code, 0 refused\n")
+    files = [json.loads(line)["file"] for line in out.splitlines()]
+    assert files == [f"{bucket.url}/runs/flat/{n:04}.pth" for n in range(0, 1_250, 5)]
+
+
+def test_a_key_that_no_path_can_be_is_told(bucket, capsys):
+    for key in ("odd/a//b.pth", "odd/c.pth", "odd/a%20b%5B1%5D%3F.pth", "other/d.pth"):
+        bucket.put(key, NET.read_bytes())
+    status, out, _ = cli(capsys, "inspect", "-r", bucket.url, "--format", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["file"].removeprefix(bucket.url) for row in rows] == [
+        "/odd/a b[1]?.pth", "/odd/c.pth", "/odd/a", "/other/d.pth",
+    ]  # fmt: skip
+    assert status == 2
+    assert [row["error"]["text"] for row in rows if "error" in row] == [
+        "a key here is no path: an empty name, '..' or a control character is in it"
+    ]
+
+
+def test_a_missing_bucket_is_one_row(bucket, capsys):
+    files = ("s3://no-such-bucket/x/", "s3://no-such-bucket/*.pth")
+    status, out, _ = cli(capsys, "inspect", "-r", *files, "--format", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (status, [row["file"] for row in rows]) == (2, [files[0], "s3://no-such-bucket"])
+    assert {row["error"]["text"] for row in rows} == {"no such bucket"}

@@ -17,7 +17,6 @@ from ckptool.formats.collector import paused
 from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE
-from ckptool.formats.layouts import below
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.rows import ALIAS_PLACES, OWN
 from ckptool.formats.salvaged import WHOLE
@@ -48,7 +47,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
             return read_folder(folder, limits, held)
         if not held.is_index:
             inner, name = os.path.split(held.name)
-            with (below(folder, inner) if inner else folder).child(name) as source:
+            with (folder.below(inner) if inner else folder).child(name) as source:
                 found = read_file(source, limits)
             return found._replace(notes=(*notes, *found.notes))
         index_name = held.name

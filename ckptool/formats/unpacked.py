@@ -21,7 +21,7 @@ from ckptool.errors import (
 )
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.audit import Records
-from ckptool.formats.layouts import below, unpacked_tops
+from ckptool.formats.layouts import unpacked_tops
 from ckptool.formats.salvaged import WHOLE, Losses, Remains
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
@@ -91,7 +91,7 @@ def _top(folder: Folder) -> Folder:
     if len(tops) != 1:
         raise UsageError(f"{len(tops)} unpacked archives in one folder", path=folder.path,
                          hint="give the path of one of them")  # fmt: skip
-    return folder if tops[0] == "." else below(folder, tops[0])
+    return folder if tops[0] == "." else folder.below(tops[0])
 
 
 def _is_big_endian(top: Folder) -> bool:
@@ -109,7 +109,7 @@ class _Storages:
 
     def __init__(self, top: Folder, encoding: str, pickle: Address, losses: Losses) -> None:
         self._path = top.path
-        self._folder = below(top, _DATA) if _DATA in top.folders() else None
+        self._folder = top.below(_DATA) if _DATA in top.folders() else None
         self._encoding = encoding
         self._losses = losses
         self.sources = [pickle]

@@ -19,7 +19,7 @@ from ckptool.formats import read as read_file
 from ckptool.formats.audit import Listed, Member, Records, records_of
 from ckptool.formats.collector import paused
 from ckptool.formats.judge import CODE
-from ckptool.formats.layouts import below, tag_of
+from ckptool.formats.layouts import tag_of
 from ckptool.formats.moved import Verdicts
 from ckptool.formats.runs import contiguous
 from ckptool.formats.zero_files import (
@@ -56,7 +56,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     HeaderInvalid where files do not belong together, Unsupported for parallel models.
     """
     tag = tag_of(folder)
-    inner = below(folder, tag) if tag else folder
+    inner = folder.below(tag) if tag else folder
     names = _names_in(inner)
     if len(names.models) + len(names.optims) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(names.models):,} ranks", path=inner.path)

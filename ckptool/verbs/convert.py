@@ -159,9 +159,9 @@ def _refuse_file_name(output: str) -> None:
 def _sink(output: str, target: str, request: Request) -> Sink:
     beside = {_EXTRAS: request.extras} if request.extras else None
     if is_url(output):
-        if request.by_tasks:
-            raise UsageError("what goes into a bucket is sent in order, by one process",
-                             hint="leave --jobs, --engine and --resume out, or write into a folder")  # fmt: skip
+        if request.by_tasks and target != _SHARDS:
+            raise UsageError("one object is sent in order, by one process: there is nothing to share out",
+                             hint="write shards: --max-shard-size 5GB; or leave --jobs, --engine and --resume out")  # fmt: skip
         return url_sink(output, shards=target in FOLDERS, force=request.force, beside=beside)
     if beside and is_url(beside[_EXTRAS]):
         raise UsageError("--extras beside a file is a file too", hint="give a path")
@@ -199,16 +199,32 @@ def _run(
             name = os.path.basename(written.name)
             confirm(checkpoint, made, target, written, limits, name)
 
-    if request.by_tasks and isinstance(sink, FileSink | FolderSink):
+    if request.by_tasks:
+        return _shared_out(plan, sink, request, verify, told)
+    return run_plan(
+        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
+    )
+
+
+def _shared_out(
+    plan: Plan, sink: Sink, request: Request, verify: Callable[[Source], object],
+    told: Callable[[int], object] | None,
+) -> Written:  # fmt: skip
+    if isinstance(sink, FileSink | FolderSink):
         from ckptool.engines import write_by
 
         return write_by(
             request.engine, plan, sink, jobs=request.jobs, resume=request.resume,
             check=request.check, fsync=request.fsync, verify=verify, progress=told,
         )  # fmt: skip
-    return run_plan(
-        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
-    )
+    from ckptool.remote_engine import send_by
+    from ckptool.remote_sink import PrefixSink
+
+    assert isinstance(sink, PrefixSink)  # shards alone: see `_sink`
+    return send_by(
+        request.engine, plan, sink, jobs=request.jobs, resume=request.resume,
+        check=request.check, verify=verify, progress=told,
+    )  # fmt: skip
 
 
 # -- what is said ------------------------------------------------------------------------------
