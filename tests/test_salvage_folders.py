@@ -143,6 +143,26 @@ def test_the_status_is_1_and_the_lost_keys_are_listed(folder, capsys, tmp_path):
     assert cli(capsys, "convert", folder, "-o", tmp_path / "strict.pth")[0] == 2
 
 
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_into_a_dcp_folder(kind, folder, wanted, tmp_path):
+    """It keeps entries as a .pth does: one that lost a part is not there."""
+    if kind == "file":
+        ckptool.convert(folder, tmp_path / "net.pth")
+        data = bytearray((tmp_path / "net.pth").read_bytes())
+        tensors = ckptool.inspect(tmp_path / "net.pth").checkpoint.tensors
+        (exp_avg,) = [tensor for tensor in tensors if tensor.path[-1] == "exp_avg"]
+        data[exp_avg.storage.pieces[0].span.offset] ^= 1
+        (tmp_path / "net.pth").write_bytes(data)
+    else:
+        os.remove(folder / "__2_0.distcp")
+    place = folder if kind == "folder" else tmp_path / "net.pth"
+    done = salvage(place, tmp_path / "part", to="dcp")
+    found = oracle(tmp_path / "part", tmp_path)
+    assert "optimizer" in dict(done.lost)
+    assert found.keys() == {"model", "epoch", "note"}
+    check(found["model"], dict(done.lost), wanted)
+
+
 def test_every_file_is_gone(folder, tmp_path):
     for file in folder.glob("*.distcp"):
         os.remove(file)
