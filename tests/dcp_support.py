@@ -39,7 +39,7 @@ def saved(folder, state, **writer):
     return folder
 
 
-class _Sliced(DefaultSavePlanner):
+class Sliced(DefaultSavePlanner):
     """Saves slices of tensors as several ranks do, in one process, beside a state_dict."""
 
     def __init__(self, slices):
@@ -75,7 +75,7 @@ def save_slices(folder, slices):
     """`slices`: {key: (shape, {offsets: tensor})}, each slice with the strides that it has."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({}, checkpoint_id=folder, planner=_Sliced(slices), no_dist=True)
+        dcp.save({}, checkpoint_id=folder, planner=Sliced(slices), no_dist=True)
     return folder
 
 
@@ -98,7 +98,7 @@ def save_apart(folder, *ranks, **options):
         warnings.simplefilter("ignore")
         for rank, (state, slices) in enumerate(ranks):
             dcp.save(
-                state, storage_writer=_OfRank(folder, rank, **options), planner=_Sliced(slices),
+                state, storage_writer=_OfRank(folder, rank, **options), planner=Sliced(slices),
                 no_dist=True, use_collectives=False,
             )  # fmt: skip
     return folder

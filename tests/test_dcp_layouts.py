@@ -43,7 +43,7 @@ CASES = {
     "grid": (IMAGE, (2, 4, 1, 1), last),
     "heights": (IMAGE, (1, 1, 2, 1), last),
     "one channel": (IMAGE[:, :3], (1, 3, 1, 1), last),  # both layouts at once
-    "half": (IMAGE.half(), (4, 2, 1, 1), last),
+    "float16": (IMAGE.half(), (4, 2, 1, 1), last),
     "matrix by rows": (TABLE, (3, 1), turned),
     "matrix by columns": (TABLE, (1, 2), turned),
     "volume": (torch.arange(96).view(2, 3, 2, 4, 2), (1, 2, 1, 1, 1),
@@ -83,7 +83,7 @@ def test_python_has_them_too(folder, wanted):
             assert (found.weights[name].numpy() == tensor.numpy()).all(), name
 
 
-def test_a_diff_and_the_statistics(folder, wanted, tmp_path):
+def test_a_diff(folder, wanted, tmp_path):
     torch.save(wanted, tmp_path / "net.pth")
     assert ckptool.diff(folder, tmp_path / "net.pth", values=True).to_dict()["same_tensors"]
     other = wanted["grid"].clone()
@@ -91,6 +91,25 @@ def test_a_diff_and_the_statistics(folder, wanted, tmp_path):
     torch.save(wanted | {"grid": other}, tmp_path / "net.pth")
     rows = ckptool.diff(folder, tmp_path / "net.pth", values=True).to_dict()["changed"]
     assert [row["key"] for row in rows] == ["grid"]
+
+
+def measured(place):
+    table = ckptool.inspect(place, stats=True, hash=True).to_dict()["tables"][0]
+    return {row["key"]: (row["sha256"], row["stats"]) for row in table["tensors"]}
+
+
+def test_statistics_and_hashes_are_those_of_the_whole(folder, wanted, tmp_path):
+    torch.save(wanted, tmp_path / "net.pth")
+    assert measured(folder) == measured(tmp_path / "net.pth")
+
+
+def test_into_a_net(folder, wanted):
+    net = torch.nn.Module()
+    for name, tensor in wanted.items():
+        net.register_buffer(name, torch.zeros_like(tensor))
+    assert len(ckptool.load_into(net, folder).loaded) == len(CASES)
+    for name, tensor in wanted.items():
+        assert torch.equal(getattr(net, name), tensor), name
 
 
 def test_cast_on_the_way(folder, wanted, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import zipfile
 from pathlib import Path
@@ -140,6 +141,26 @@ def test_the_status_is_1_and_the_lost_keys_are_listed(folder, capsys, tmp_path):
     assert set(index["weight_map"]) == {"copies", "scalar"}
     assert ckptool.load(out).keys() == {"copies", "scalar"}
     assert cli(capsys, "convert", folder, "-o", tmp_path / "strict.pth")[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_into_a_dcp_folder(kind, folder, wanted, tmp_path):
+    """It keeps entries as a .pth does: one that lost a part is not there."""
+    if kind == "file":
+        ckptool.convert(folder, tmp_path / "net.pth")
+        data = bytearray((tmp_path / "net.pth").read_bytes())
+        tensors = ckptool.inspect(tmp_path / "net.pth").checkpoint.tensors
+        (exp_avg,) = [tensor for tensor in tensors if tensor.path[-1] == "exp_avg"]
+        data[exp_avg.storage.pieces[0].span.offset] ^= 1
+        (tmp_path / "net.pth").write_bytes(data)
+    else:
+        os.remove(folder / "__2_0.distcp")
+    place = folder if kind == "folder" else tmp_path / "net.pth"
+    done = salvage(place, tmp_path / "part", to="dcp")
+    found = oracle(tmp_path / "part", tmp_path)
+    assert "optimizer" in dict(done.lost)
+    assert found.keys() == {"model", "epoch", "note"}
+    check(found["model"], dict(done.lost), wanted)
 
 
 def test_every_file_is_gone(folder, tmp_path):
@@ -366,3 +387,42 @@ def test_verify_of_an_unpacked_archive_without_a_storage(tmp_path, capsys):
     assert status == 2
     assert "b: storage '1' has 15 bytes, its tensors need 16" in out
     assert "1 of 2 tensors are whole" in out
+
+
+# --- by chance ---------------------------------------------------------------------------------
+def spoil(chance, path):
+    """One file cut, flipped, shifted or gone."""
+    data = bytearray(path.read_bytes())
+    at = chance.randrange(len(data))
+    way = chance.choice(["gone", "cut", "flip", "flip", "flip", "less", "more"])
+    if way == "gone":
+        path.unlink()
+        return
+    if way == "cut":
+        del data[at:]
+    elif way == "flip":
+        data[at] ^= 1 << chance.randrange(8)
+    elif way == "less":
+        del data[at : at + chance.randrange(1, 200)]
+    else:
+        data[at:at] = bytes(chance.randrange(1, 50))
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_to_a_rank_nothing_wrong_is_written(seed, folder, wanted, tmp_path):
+    chance = random.Random(seed)
+    out, counts = tmp_path / "part.safetensors", []
+    for _ in range(12):
+        shutil.rmtree(folder)
+        shutil.copytree(MIXED, folder)
+        spoil(chance, chance.choice(sorted(folder.glob("*.distcp"))))
+        out.unlink(missing_ok=True)
+        try:
+            done = salvage(folder, out)
+        except CkptError:
+            assert sorted(os.listdir(tmp_path)) == ["run"]
+            continue
+        counts.append(len(check(load_file(out), dict(done.lost), wanted)))
+    assert len(counts) >= 9
+    assert min(counts) < len(KEYS)

@@ -108,6 +108,8 @@ class Shelf:
         place = (here.number, at)
         if place not in self._headers:
             rest = source.window(Span(at, source.size - at))
+            if int.from_bytes(rest.read(0, min(8, rest.size)), "little") > rest.size:
+                raise HeaderInvalid("its item is neither a zip nor a .safetensors", hint=_AGAIN)
             tensors = safetensors.read(rest, self.limits).tensors
             self._headers[place] = {tensor.key: tensor for tensor in tensors}
         found = self._headers[place].get(here.key.name)

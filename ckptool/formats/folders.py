@@ -112,7 +112,7 @@ def whole_of(folder: Folder, files: Sequence[str], folders: Sequence[str]) -> Wh
 
 def _of_others(folder: Folder, files: Sequence[str]) -> Held:
     """Layouts of other programs, and single files among theirs. Raises as `look`."""
-    from ckptool.formats import layouts
+    from ckptool.formats import layouts, rank_slices
 
     layout = layouts.layout_of(folder, files)
     if layout == "deepspeed-zero":
@@ -127,7 +127,11 @@ def _of_others(folder: Folder, files: Sequence[str]) -> Held:
     weights = [name for name in files if name.endswith(_WEIGHTS)]
     if len(weights) == 1 and weights[0].endswith(".ckpt") and not layouts.inner_ckpts(folder):
         return Held(weights[0], "")
-    raise layouts.several(folder, weights) or _refusal(folder, files)
+    raise (
+        layouts.several(folder, weights)
+        or rank_slices.refusal(folder.path, files)
+        or _refusal(folder, files)
+    )
 
 
 def _single(files: Sequence[str]) -> str | None:

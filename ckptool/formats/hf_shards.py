@@ -64,17 +64,21 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
 
 def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note, ...]:
     """Raise SpecialFile, naming every shard that is not there; a note on files not named."""
-    files = folder.list()
-    there = set(files)
+    there = set(folder.list())
     missing = [name for name in index.shards if name not in there and not folder.holds(name)]
     if missing:
         raise _missing(index, missing, limits)
+    return unnamed(folder, index)
+
+
+def unnamed(folder: Folder, index: Index) -> tuple[Note, ...]:
+    """A note on files like the shards that the index does not name."""
     named = set(index.shards)
     suffixes = tuple({os.path.splitext(name)[1] or name for name in index.shards})
-    unnamed = [name for name in files if name.endswith(suffixes) and name not in named]
-    if not unnamed:
+    others = [name for name in folder.list() if name.endswith(suffixes) and name not in named]
+    if not others:
         return ()
-    text = f"{len(unnamed)} files beside the shards that the index does not name: {_some(unnamed)}"
+    text = f"{len(others)} files beside the shards that the index does not name: {_some(others)}"
     return (Note("index-extra-files", text),)
 
 

@@ -10,7 +10,7 @@ from ckptool.errors import CkptError, LimitExceeded, PathEscape
 from ckptool.formats import read as read_file
 from ckptool.formats.collector import paused
 from ckptool.formats.hf_index import Index, read_index
-from ckptool.formats.hf_shards import Merger
+from ckptool.formats.hf_shards import Merger, unnamed
 from ckptool.formats.salvage import remains
 from ckptool.formats.salvaged import Remains
 from ckptool.limits import Limits
@@ -35,7 +35,8 @@ def read_remains(folder: Folder, limits: Limits, name: str) -> Remains:
             merger.add(number, shard, found.checkpoint, found.checkpoint.size_bytes)
             lost |= {f"{number}/{key}": f"{shard}: {why}" for key, why in found.lost.items()}
             let_go()
-    return Remains(merger.finish(folder.path, index.notes), lost, merger.absent)
+    notes = (*index.notes, *unnamed(folder, index))
+    return Remains(merger.finish(folder.path, notes), lost, merger.absent)
 
 
 def _keys(index: Index) -> dict[str, list[str]]:

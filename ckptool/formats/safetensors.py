@@ -70,6 +70,10 @@ def _read(source: Source, limits: Limits, exact: bool = True) -> tuple[Checkpoin
     storages = tuple(t.storage for t in tensors if t.storage is not None)
     extras = _metadata_extras(metadata)
     tensors = _with_aliases(metadata or {}, tensors)
+    if "DCP_SHARDING_INFO" in (metadata or ()):
+        from ckptool.formats.rank_slices import note_of
+
+        notes += note_of(metadata or {}, source.name)
     table = Table((), tensors, _layer_versions(metadata or {}))
     checkpoint = Checkpoint(
         file=source.name, format=NAME, size_bytes=source.size, sources=(source.address,),

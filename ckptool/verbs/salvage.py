@@ -25,6 +25,7 @@ from ckptool.places import Folder, PlaceLike, Source, reopen
 from ckptool.verbs.deciding import Decision
 from ckptool.verbs.opening import open_place
 from ckptool.verbs.reading import meant
+from ckptool.verbs.request import ONE_TABLE
 from ckptool.verbs.verify_sums import Progress, checksums
 
 WITH_IT = "left out as a whole, since tensors of it are lost"
@@ -144,7 +145,7 @@ class Salvaged(NamedTuple):
         keeps the pickle would keep something that is lost.
         """
         changes, kept = decision.changes, self.kept
-        pickled = target in ("torch-zip", "torch-legacy") and changes.select is None
+        pickled = target not in ONE_TABLE and changes.select is None
         if kept.stuck is not None and pickled:
             raise kept.stuck
         entries = changes.entries | kept.entries if pickled else changes.entries
