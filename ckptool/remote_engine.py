@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from threading import Lock
+from time import sleep
 from typing import Any
 
 from ckptool import __version__
@@ -43,6 +44,7 @@ from ckptool.values import RECIPES
 from ckptool.writing import write
 
 _PATIENCE = 30.0  # seconds for workers to find out that the run was given up: they ask every 10
+_GRACE = 2.0  # seconds for one that has just asked; Dask calls those cancelled that still run
 
 
 def send_by(
@@ -143,6 +145,7 @@ class _Run:
         self._kept: dict[int, Kept] = {}  # done by an earlier run
         self._again: set[int] = set()
         self._foreign: list[str] = []  # names of what -f replaces
+        self._asked = 0
         self._stored: dict[int, Stored] = {}
         self._notes: list[str] = []
 
@@ -230,6 +233,7 @@ class _Run:
     def tasks(self) -> list[ObjectTask]:
         """Those that are not done; the largest first, so that none is left alone at the end."""
         left = [number for number in self._places if number not in self._kept]
+        self._asked = len(left)
         left.sort(key=lambda number: -self._plan.outputs[number].size_bytes)
         return [self._task(number) for number in left]
 
@@ -255,9 +259,10 @@ class _Run:
 
     def left(self, error: BaseException, running: list[Future[Any]]) -> None:
         """Other workers may still be at it: what they are sending must not be seen later on."""
-        if not self._far or not running or self._helps(error):
+        if not self._far or self._helps(error) or len(self._stored) == self._asked:
             return
         self._quietly(self._give_up)
+        sleep(_GRACE)
         wait(running, _PATIENCE)
 
     def _give_up(self) -> None:

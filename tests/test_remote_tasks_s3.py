@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from time import monotonic, sleep
 
 import engines_support as support
 import pytest
@@ -102,14 +103,14 @@ def test_processes_send_the_same_bytes(name, bucket, source, tmp_path):
 
 @pytest.mark.parametrize("what", ["shards", "dcp"])
 def test_processes_read_a_folder_in_the_bucket(what, bucket, source, tmp_path):
-    here = FIXTURES / "dcp" / "fsdp"
+    here = FIXTURES / "dcp" / "mixed"
     if what == "shards":
         here = tmp_path / "in"
         ckptool.convert(source, here, max_shard_size="1500KB")
     store = obstore.store.S3Store(bucket.name, client_options={"allow_http": True})
     for file in sorted(here.iterdir()):
         obstore.put(store, f"in/{file.name}", file.read_bytes())
-    words = {"max_shard_size": "700KB" if what == "shards" else "40B"}
+    words = {"max_shard_size": "700KB" if what == "shards" else "150B"}
     with processes(2) as pool:
         ckptool.convert(f"{bucket.url}/in/", f"{bucket.url}/out/", **words, engine=pool)
     wanted = local(here, tmp_path, words)
@@ -168,6 +169,16 @@ def test_a_killed_process(method, resume, bucket, source, tmp_path, workers, mon
         done = ckptool.convert(source, f"{bucket.url}/out", **WORDS, engine=pool, resume=True)
     assert objects(bucket) == local(source, tmp_path)
     assert any("gone on from" in note.text for note in done.notes)
+
+
+def test_a_process_killed_between_two_parts(bucket, large, tmp_path, workers):
+    words = {"max_shard_size": "18MB"}
+    workers(partial(support.dying_sender, number=0, after=12 << 20))
+    with processes(1) as pool, pytest.raises(EngineError):
+        ckptool.convert(large, f"{bucket.url}/out", **words, engine=pool, resume=True)
+    assert (tmp_path / "died").exists()
+    ckptool.convert(large, f"{bucket.url}/out", **words, jobs=2, resume=True)
+    assert objects(bucket) == local(large, tmp_path, words)
 
 
 # -- a driver that is killed -------------------------------------------------------------------
@@ -255,7 +266,11 @@ def test_an_interrupted_cluster_leaves_nothing(bucket, large, cluster, monkeypat
             large, f"{bucket.url}/out", max_shard_size="9MB",
             engine=f"dask={cluster.scheduler_address}",
         )  # fmt: skip
-    assert bucket.is_bare()
+    assert objects(bucket) == {}
+    until = monotonic() + 20
+    while not bucket.is_bare():  # uploads that their workers are giving up
+        assert monotonic() < until
+        sleep(0.2)
 
 
 def test_nothing_is_left_of_an_interrupted_upload(bucket, large, monkeypatch):
