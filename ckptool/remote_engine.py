@@ -153,11 +153,11 @@ class _Run:
     def begin(self) -> None:
         """See what lies there, take the book. Raises OutputError for what may not be replaced."""
         there = set(self._sink.folder.list())
-        inside = [o.name for o in self._plan.outputs if o.name not in self._sink.beside]
-        refuse_mixed(self._sink.path, sorted(there), inside)
         plan = digest(self._plan, 0, __version__, self._check)
         old = self._book.read() if NAME in there else None
         found = self._adopted(old, plan)
+        inside = [o.name for o in self._plan.outputs if o.name not in self._sink.beside]
+        refuse_mixed(self._sink.path, sorted(there), inside)
         self._sort_outputs()
         self._look_around(there, found)
         kept = {self._plan.outputs[number].name: row for number, row in self._kept.items()}
@@ -290,19 +290,19 @@ class _Run:
         self._book.remove()
 
     def _confirm(self, number: int, verify: Callable[[Source], object] | None) -> None:
-        place, meta = self._places[number], self._meta(number)
+        place = self._places[number]
         try:
-            source = open_object(place)
-        except SpecialFile as error:
-            text = "it was removed after it had been sent"
-            raise OutputError(text, path=place.name, hint=AGAIN) from error
-        with source:
-            if (source.size, source.address.identity) != meta:
-                text = "it was replaced after it had been sent"
-                hint = "does another program write there? Give another -o"
-                raise OutputError(text, path=place.name, hint=hint)
-            if verify:
-                verify(source)
+            with open_object(place) as source:
+                if (source.size, source.address.identity) != self._meta(number):
+                    raise InputChanged("another version")
+                if verify:
+                    verify(source)
+        except (SpecialFile, InputChanged) as error:
+            what = "removed" if isinstance(error, SpecialFile) else "replaced"
+            raise OutputError(
+                f"it was {what} after it had been sent", path=place.name,
+                hint="does another program write there? Give another -o",
+            ) from error  # fmt: skip
 
     def _meta(self, number: int) -> tuple[int, tuple[str, ...]]:
         return tuple(self._kept[number].meta if number in self._kept else self._stored[number].meta)  # type: ignore[return-value]

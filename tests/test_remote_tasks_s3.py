@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from time import monotonic, sleep
 import engines_support as support
 import pytest
 from engines_support import CONVERSIONS, digests, make
+from readme_support import ROOT, steps
 from verbs_support import FIXTURES, cli
 
 import ckptool
@@ -231,6 +233,24 @@ def test_a_cluster_sends_the_same_bytes(bucket, large, cluster, tmp_path, capsys
             f"dask={cluster.scheduler_address}")  # fmt: skip
     assert cli(capsys, *args)[0] == 0
     assert objects(bucket) == local(large, tmp_path, LARGE)
+
+
+def test_the_commands_of_the_guide(bucket, source, cluster, tmp_path, capsys):
+    scale = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    (block,) = [step for step in steps(scale) if step.mark == "shards"]
+    ckptool.convert(source, f"{bucket.url}/step5/", **WORDS)
+    for number, line in enumerate(block.commands):
+        line = (
+            line.replace("big.pth", str(source))
+            .replace("5GB", "700KB")
+            .replace("/out/", f"/{number}/")
+        )
+        line = line.replace("s3://bucket", bucket.url)
+        line = line.replace("tcp://HOST:8786", cluster.scheduler_address)
+        status, _, err = cli(capsys, *shlex.split(line)[1:])
+        assert status == 0, (line, err)
+        assert objects(bucket, f"{number}/") == objects(bucket, "step5/")
+    assert number == 2
 
 
 @pytest.mark.parametrize("method", ["write", "publish"])
