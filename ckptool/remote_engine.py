@@ -305,7 +305,8 @@ class _Run:
             ) from error  # fmt: skip
 
     def _meta(self, number: int) -> tuple[int, tuple[str, ...]]:
-        return tuple(self._kept[number].meta if number in self._kept else self._stored[number].meta)  # type: ignore[return-value]
+        row = self._kept[number] if number in self._kept else self._stored[number]
+        return row.meta.size, row.meta.identity
 
     def written(self) -> Written:
         """What was written, results in the order of the plan."""
@@ -341,6 +342,7 @@ class _Run:
             if isinstance(found, EngineError) and found.hint == AGAIN:
                 found.hint = "with --resume, what is done would have been kept"
             return _with(found, self._quietly(self._remove_sent))
+        self._quietly(self._book.flush)
         if isinstance(found, KeyboardInterrupt):
             return KeyboardInterrupt(AGAIN)
         if isinstance(found, CkptError) and found.slug != "output-busy":

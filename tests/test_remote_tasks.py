@@ -611,6 +611,24 @@ def test_resume_of_a_shard_nobody_wrote_down(source, plain, bucket, monkeypatch,
     assert tasks.count(lost) == 1
 
 
+def test_the_book_is_not_put_at_every_turn(source, plain, bucket, monkeypatch):
+    """Google's store refuses more than one write of an object a second."""
+    puts, real = [], remote_stores.Store.put
+
+    def put(self, data, *, create):
+        puts.append(self.place.key)
+        real(self, data, create=create)
+
+    monkeypatch.setattr(remote_stores.Store, "put", put)
+    interrupted(source, monkeypatch, count=5)
+    assert puts.count(BOOK) == 2  # at the beginning and at the end, all of it within two seconds
+    assert len(json.loads(content(bucket, BOOK))["done"]) == 5
+    monkeypatch.setattr(remote_book, "_PAUSE", 0)
+    obstore.delete(bucket, [f"x/out/{name}" for name in plain["shards"][0]])
+    ckptool.convert(source, URL, **WORDS, jobs=2, force=True)
+    assert puts.count(BOOK) == 3 + len(plain["shards"][0]) - 1
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced", "replaced with its mark"])
 def test_a_shard_that_is_not_what_was_sent_is_noticed(
     how, source, plain, bucket, monkeypatch, tasks
@@ -748,12 +766,12 @@ def failing_method(self):
 
 
 HOSTILE = [
-    b"", b"[" * 100_000, b"[]", b'{"book": 1}', b'{"book":"ckptool-objects","version":1}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"a\\r\\nx-evil: 1","done":{}}', b"", b"[" * 100_000, b"[]", b'{"book": 1}', b'{"book":"ckptool-objects","version":1}',
     b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":7,"done":{}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"../x":[1,["a"],[]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":["1",["a"],[]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":[5,["a"],[["k",[1]]]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":[' + b"9" * 5000 + b',["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"../x":[1,["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":["1",["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":[5,["a"],[["k",[1]]]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":[' + b"9" * 5000 + b',["a"],[]]}}',
 ]  # fmt: skip
 
 
