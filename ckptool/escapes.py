@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 
-# C0, DEL and C1; Arabic letter mark; zero-width and direction marks; separators and embeddings;
-# isolates; the byte order mark; tags; lone surrogates. CJK and accents stay as they are.
+# C0, DEL and C1; formats and direction marks; separators and lone surrogates; what Unicode calls
+# ignorable by default (joiners, fillers, variation selectors, tags); empty Braille; every space but
+# ours. CJK, accents and letters stay as they are.
 _CLASS = (
-    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f\x7f-\x9f"
+    "\x7f-\xa0\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u1680\u17b4\u17b5"
+    "\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U00016fe4\U0001bca0-\U0001bca3"
+    "\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 UNSAFE_IN_JSON = re.compile(f"[{_CLASS}]")
 """The code points that a JSON encoder leaves as they are (it escapes C0 itself)."""

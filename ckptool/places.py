@@ -205,6 +205,31 @@ class Folder:
         path = os.path.join(self.path, name)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
+    def below(self, name: str) -> Folder:
+        """A folder right inside it. Raises PathEscape for a name or a link that leads out,
+        SpecialFile where there is none.
+        """
+        path = os.path.join(self.path, name)
+        if not is_plain_name(name):
+            raise PathEscape(
+                "a folder name that leads out of the folder", path=self.path, member=name,
+                hint="do not use this checkpoint",
+            )  # fmt: skip
+        home = os.path.realpath(self.path)
+        if not os.path.realpath(path).startswith(os.path.join(home, "")):
+            raise PathEscape("a link that leads out of the folder", path=path,
+                             hint="give the folder that it leads to")  # fmt: skip
+        return Folder(path)
+
+    def names_below(self, name: str) -> tuple[str, ...]:
+        """Names of the files in a folder right inside, wherever a link leads; none where it
+        cannot be read.
+        """
+        try:
+            return tuple(Folder(os.path.join(self.path, name)).list())
+        except SpecialFile:
+            return ()
+
     def child(self, name: str) -> Source:
         """Open one of its files.
 

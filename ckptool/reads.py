@@ -60,6 +60,11 @@ class Source:
         where reading costs nothing.
         """
 
+    def will_read(self, spans: Iterable[Span]) -> None:
+        """Say which spans will be read from now on, in about this order: only these are fetched
+        before they are asked for. Not looked at where reading costs nothing.
+        """
+
     def window(self, span: Span) -> Source:
         """The bytes of `span` as a Source of their own. Raises Truncated when out of bounds."""
         self._check(span.offset, span.size)
@@ -157,6 +162,9 @@ class _Window(Source):
 
     def expect(self, spans: Iterable[Span]) -> None:
         self._outer.expect(span.within(self._span) for span in spans)
+
+    def will_read(self, spans: Iterable[Span]) -> None:
+        self._outer.will_read(span.within(self._span) for span in spans)
 
     def absolute(self, span: Span) -> Span:
         return self._outer.absolute(span.within(self._span))

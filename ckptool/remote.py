@@ -10,6 +10,7 @@ from ckptool.reads import Source
 from ckptool.remote_folder import RemoteFolder
 from ckptool.remote_sink import PrefixSink, UrlSink
 from ckptool.remote_source import open_object
+from ckptool.remote_stores import Store
 from ckptool.remote_urls import Located, locate
 from ckptool.urls import masked
 
@@ -47,8 +48,50 @@ def open_prefix(url: str, *, known: bool = False, strict: bool = False) -> Remot
     if known or folder.exists():
         return folder
     if url.endswith("/"):
-        raise SpecialFile("nothing lies under this prefix", path=masked(url), hint="check the URL")
+        raise _nothing(url)
     return None
+
+
+def open_tree(url: str, *, known: bool = False) -> RemoteFolder | None:
+    """The prefix that is walked where all under a URL is meant; None where it names one object.
+    `known`: it is a prefix, nothing is asked.
+
+    Raises SpecialFile for an empty prefix, Unsupported where nothing can be listed.
+    """
+    place = _listable(url)
+    if place is None or place.is_web:
+        if not known and "." in url.rpartition("/")[2]:
+            return None
+        raise _no_list(url)
+    folder = RemoteFolder(place)
+    if known or folder.exists():
+        return folder
+    if url.endswith("/") or not place.key:
+        raise _nothing(url)
+    return None
+
+
+def is_there(url: str) -> bool:
+    """Whether an object or a prefix has this very name; where nothing can be listed, whether it
+    may be one. Raises CkptError.
+    """
+    place = _listable(url)
+    if place is None or place.is_web:
+        return "*" not in url
+    named = not url.endswith("/") and Store(place).head() is not None
+    return named or RemoteFolder(place).exists()
+
+
+def _no_list(url: str) -> Unsupported:
+    scheme = url.partition("://")[0].lower()
+    return Unsupported(
+        f"what lies under a {scheme}:// address cannot be listed", path=masked(url),
+        hint="give the files themselves, with --files-from",
+    )  # fmt: skip
+
+
+def _nothing(url: str) -> SpecialFile:
+    return SpecialFile("nothing lies under this prefix", path=masked(url), hint="check the URL")
 
 
 def _listable(url: str) -> Located | None:

@@ -49,6 +49,9 @@ _SIGNS = (
           "no credentials were found", ""),
     _Sign(("redirect without LOCATION", "PermanentRedirect"), "remote-error",
           "the bucket is in another region", "set AWS_REGION to the region of the bucket"),
+    _Sign(("object with invalid path",), "remote-error",
+          "a key here is no path: an empty name, '..' or a control character is in it",
+          "rename that object; what lies beside it can be given by name"),
     _Sign(("TimedOut", "timed out"), "remote-timeout",
           "no answer in time", "try again; the network or the server is slow"),
 )  # fmt: skip

@@ -51,6 +51,19 @@ class RemoteFolder(Folder):
         except SpecialFile:
             return 0
 
+    def below(self, name: str) -> RemoteFolder:
+        """The prefix of this name. Raises PathEscape for no plain name."""
+        if not is_plain_name(name):
+            raise PathEscape(
+                "a folder name that leads out of the folder", path=masked(self.path), member=name,
+                hint="do not use this checkpoint",
+            )  # fmt: skip
+        return RemoteFolder(_located(f"{self.path}/{name}"), strict=self._strict)
+
+    def names_below(self, name: str) -> tuple[str, ...]:
+        """Names of the objects under the prefix of this name."""
+        return tuple(self.below(name).list())
+
     def child(self, name: str) -> Source:
         """Open one of its objects. Raises PathEscape, and what `open_object` raises."""
         if not is_plain_name(name):
@@ -59,9 +72,7 @@ class RemoteFolder(Folder):
                 member=name, hint="edit the name, or do not use this file",
             )  # fmt: skip
         plain = name if not self._place.is_web or self.path.startswith("hf:") else quote(name)
-        place = locate(f"{self.path}/{plain}")
-        assert place is not None  # its scheme is that of the folder
-        source = open_object(place)
+        source = open_object(_located(f"{self.path}/{plain}"))
         source.far = not self._strict
         return source
 
@@ -76,3 +87,9 @@ class RemoteFolder(Folder):
                 found = Store(self._place).listed(self._place.key)
             self._files, self._folders = found[0], tuple(sorted(found[1]))
         return self._files
+
+
+def _located(url: str) -> Located:
+    place = locate(url)
+    assert place is not None  # its scheme is that of the folder
+    return place

@@ -22,6 +22,8 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AZURE_
 _TIMEOUT = "10m"  # of one request: a part of 8 MiB over a slow line
 _STALLED = "60s"  # without a byte
 _LARGEST_WHOLE = 16 << 20
+_KEPT = 8
+_kept: dict[tuple[Any, ...], Any] = {}
 _MARK = "ckptool"  # a name in the metadata of objects, which every store we write to keeps
 
 
@@ -110,7 +112,12 @@ class Store:
             found = self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
         except Exception as error:
             raise explained(error, self.place) from None
-        files = {row["path"].rpartition("/")[2]: row["size"] for row in found["objects"]}
+        marker = prefix.rstrip("/")  # an empty object that some programs make for a folder
+        files = {
+            row["path"].rpartition("/")[2]: row["size"]
+            for row in found["objects"]
+            if row["path"] != marker
+        }
         return files, [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
     def put(self, data: bytes, *, create: bool) -> None:
@@ -168,6 +175,20 @@ def _obstore() -> Any:
 
 
 def _made(place: Located, reading: bool) -> Any:
+    """A store of a bucket is made once, for its connections; anew for another environment."""
+    if place.is_web:
+        return _new(place, reading)
+    key = (place.root, reading, *os.environ.items())
+    found = _kept.get(key)
+    if found is None:
+        found = _new(place, reading)
+        _kept[key] = found
+        while len(_kept) > _KEPT:
+            _kept.pop(next(iter(_kept)), None)
+    return found
+
+
+def _new(place: Located, reading: bool) -> Any:
     from obstore.store import HTTPStore, from_url
 
     retries: Any = {

@@ -5,14 +5,17 @@ Knows: addresses, when a file is no longer what it was. Must not know: plans, fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from ckptool.places import Source, changed, reopen
-from ckptool.spans import Address
+from ckptool.spans import Address, Span
 
 OPEN = 16
 """Files open at a time: a tensor in many shards is put together from all of them."""
+
+Spans = Callable[[], Iterable[tuple[int, Span]]]
+"""Gives the numbers of files, and spans of them."""
 
 
 class Sources:
@@ -29,6 +32,8 @@ class Sources:
         self._addresses = addresses
         self._source = source
         self._opener = opener
+        self._spans: Spans | None = None
+        self._known: dict[int, list[Span]] | None = None
         self._open: dict[int, Source] = {}  # the last one used at the end
 
     def __getitem__(self, source_id: int) -> Source:
@@ -40,8 +45,26 @@ class Sources:
             if len(self._open) >= OPEN:
                 self.leave(next(iter(self._open)))
             source = self._opener(self._addresses[source_id])
+            self._foresee(source_id, source)
         self._open[source_id] = source
         return source
+
+    def will_read(self, spans: Spans) -> None:
+        """Say which spans of which files will be read, in this order. It is asked for only when
+        a file is opened that lies far away.
+        """
+        self._spans, self._known = spans, None
+        for source_id, source in self._open.items():
+            self._foresee(source_id, source)
+
+    def _foresee(self, source_id: int, source: Source) -> None:
+        if not source.far or self._spans is None:
+            return
+        if self._known is None:
+            self._known = {}
+            for number, span in self._spans():
+                self._known.setdefault(number, []).append(span)
+        source.will_read(self._known.get(source_id, []))
 
     def read(self, source_id: int, offset: int, size: int) -> bytes:
         """Exactly `size` bytes. Raises as `places.Source`, InputChanged."""

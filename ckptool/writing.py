@@ -294,6 +294,7 @@ class _Run:
         needed = {index for part in parts if isinstance(part, Late) for index in part.needs}
         needed.update(wanted)
         sums: dict[int, Sum] = {}
+        self.sources.will_read(lambda: _spans(parts))
         for index, part in enumerate(parts):
             total = self._sum_for(part, index in needed)
             if total and index in needed:
@@ -378,6 +379,14 @@ class _Run:
         result = yield from made
         if result is not None:
             self.results.append((label, result))
+
+
+def _spans(parts: Sequence[Part]) -> Iterator[tuple[int, Span]]:
+    for part in parts:
+        if isinstance(part, Copy):
+            yield part.source_id, part.span
+        elif isinstance(part, Made):
+            yield from part.pieces
 
 
 def _filled(part: Late, sums: Mapping[int, Sum]) -> bytes:

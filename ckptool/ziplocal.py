@@ -23,6 +23,7 @@ from ckptool.ziplayout import (
 _AHEAD, _SMALL = 1 << 16, 1 << 12
 _LONGEST_EXTRA = (1 << 16) - 1  # of a local header: a 16-bit field
 _ALIGNED = 64
+_PADDING = 4 + _ALIGNED  # the extra field by which torch aligns data
 
 
 class _ReadAhead:
@@ -58,7 +59,7 @@ def match_local_headers(
         if computed is not None:
             return computed
     source.expect(
-        Span(max(e.header_offset - DESCRIPTOR64.size, 0), _about(e) + DESCRIPTOR64.size)
+        Span(max(e.header_offset - DESCRIPTOR64.size, 0), _about(e) + DESCRIPTOR64.size + _PADDING)
         for e in listed
     )
     entries: list[Entry] = []

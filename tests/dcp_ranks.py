@@ -1,7 +1,8 @@
 """Writes a DCP folder as four ranks do: torchrun --nproc-per-node 4 dcp_ranks.py OUT KIND
 
-KIND is `mixed` (every way to cut a tensor) or `fsdp` (fully_shard and an optimizer). The committed
-folders of tests/fixtures/dcp/ were made by it, with torch 2.13.
+KIND is `mixed` (every way to cut a tensor), `fsdp` (fully_shard and an optimizer), `apart` (as mixed,
+with use_collectives=False and things that each rank has of its own) or `last` (channels_last). The
+committed folders of tests/fixtures/dcp/ were made by it, with torch 2.13.
 """
 
 import sys
@@ -83,7 +84,33 @@ def fsdp_state():
     return {"model": model, "optim": state, "step": 7}
 
 
+def apart_state():
+    rank = dist.get_rank()
+    return {**mixed_state(), "rank": rank, "buffer": torch.full((3,), float(rank))}
+
+
+IMAGE = numbers((8, 6, 3, 2), "float32")
+LAST = {"rows": (0,), "columns": (1,)}
+"""name: the dimension that the mesh of four cuts."""
+
+
+def last_state():
+    mesh = init_device_mesh("cpu", (4,))
+    return {name: _last(sharded(IMAGE, mesh, axes)) for name, axes in LAST.items()}
+
+
+def _last(tensor):
+    local = tensor.to_local().contiguous(memory_format=torch.channels_last)
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=IMAGE.shape,
+        stride=IMAGE.contiguous(memory_format=torch.channels_last).stride(),
+    )  # fmt: skip
+
+
+STATES = {"mixed": mixed_state, "fsdp": fsdp_state, "apart": apart_state, "last": last_state}
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    dcp.save({"mixed": mixed_state, "fsdp": fsdp_state}[sys.argv[2]](), checkpoint_id=sys.argv[1])
+    kind = sys.argv[2]
+    dcp.save(STATES[kind](), checkpoint_id=sys.argv[1], use_collectives=kind != "apart")
     dist.destroy_process_group()

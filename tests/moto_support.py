@@ -77,6 +77,12 @@ class Bucket:
         with urllib.request.urlopen(f"{self.server}/{self.name}{path}") as answer:
             return answer.read()
 
+    def put(self, key, data=b""):
+        """As any program may, also under a key that obstore would not write."""
+        kind = {"Content-Type": "application/octet-stream"}
+        made = urllib.request.Request(f"{self.server}/{self.name}/{key}", data, kind, method="PUT")
+        urllib.request.urlopen(made).close()
+
     def is_bare(self):
         """No object, no upload under way."""
         return b"<Contents>" not in self.ask("?list-type=2") and b"<Upload>" not in self.ask(

@@ -12,7 +12,7 @@ import dcp_ranks
 import pytest
 import safetensors.torch
 import torch
-from dcp_support import FSDP, MIXED, assert_same, leaves, oracle, raw, saved, spoiled
+from dcp_support import FSDP, MIXED, assert_same, by_ranks, leaves, oracle, raw, saved, spoiled
 
 import ckptool
 from ckptool.formats import dcp
@@ -390,16 +390,9 @@ def test_neither_torch_nor_numpy_is_imported(tmp_path):
 
 # --- four ranks ------------------------------------------------------------------------------
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["mixed", "fsdp"])
+@pytest.mark.parametrize("kind", ["mixed", "fsdp", "last"])
 def test_what_four_ranks_write_today(kind, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4",
-               "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
-               dcp_ranks.__file__, str(tmp_path / "x"), kind]  # fmt: skip
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=env, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    by_ranks(tmp_path / "x", kind)
     ckptool.convert(tmp_path / "x", tmp_path / "net.pth")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

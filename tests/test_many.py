@@ -14,15 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import zero_support as zero
+from many_support import LAYOUTS, whole_folders
 from safetensors.torch import save_file
 from verbs_support import FIXTURES, ROOT
 
 from ckptool.cli import many
 from ckptool.cli.main import main
-from ckptool.errors import CkptError, SpecialFile, Unsupported
-from ckptool.verbs import gathering, ordered
-from ckptool.verbs.gathering import Skipped, files_below, gather, names_in
+from ckptool.errors import CkptError, SpecialFile
+from ckptool.places import Folder
+from ckptool.verbs import ordered, walking
+from ckptool.verbs.gathering import gather, names_in
 from ckptool.verbs.ordered import in_order
+from ckptool.verbs.walking import Skipped, files_below
 
 
 @pytest.fixture
@@ -44,7 +48,8 @@ def tree(tmp_path, monkeypatch):
 
 
 def below(place, skipped=None):
-    return [os.path.relpath(p.path, place) for p in files_below(str(place), skipped or Skipped())]
+    found = files_below(Folder(place), skipped or Skipped())
+    return [os.path.relpath(p.path, place) for p in found]
 
 
 def run(capsys, *args):
@@ -85,6 +90,66 @@ def test_a_distributed_checkpoint_is_one_thing(tmp_path):
     assert below(tmp_path) == ["step_5"]
 
 
+def test_folders_that_are_one_checkpoint_are_one_thing(tmp_path, capsys):
+    """Shards, DCP, DeepSpeed's and Lightning's folders, an unpacked archive: by name alone, and
+    read as that when they are looked at.
+    """
+    whole_folders(tmp_path)
+    skipped = Skipped()
+
+    assert below(tmp_path, skipped) == [*LAYOUTS]
+    assert (skipped.files, skipped.links) == (0, 0)
+    rows = map(json.loads, run(capsys, "inspect", "-r", tmp_path, "--format", "jsonl").lines)
+    assert [row["format"] for row in rows] == [*LAYOUTS.values()]
+    assert run(capsys, "verify", "-r", tmp_path).err.startswith("7 files: 7 ok")
+
+
+def test_what_is_beside_one_in_its_folder_is_taken_too(tmp_path):
+    whole_folders(tmp_path)
+    for name in ("dcp", "net", "zero", f"zero/{zero.TAG}", "epoch=1.ckpt/checkpoint"):
+        torch.save({}, tmp_path / name / "beside.pth")
+    (tmp_path / "dcp" / "config.yaml").write_text("")
+    (tmp_path / "dcp" / "old").mkdir()
+    torch.save({}, tmp_path / "dcp" / "old" / "x.pth")
+    skipped = Skipped()
+
+    assert [path for path in below(tmp_path, skipped) if path not in LAYOUTS] == [
+        "dcp/beside.pth", "dcp/old/x.pth", "epoch=1.ckpt/checkpoint/beside.pth", "net/beside.pth",
+        "zero/beside.pth", f"zero/{zero.TAG}/beside.pth",
+    ]  # fmt: skip
+    assert skipped.files == 1
+
+
+def test_a_folder_of_the_trainer_is_its_model_and_deepspeeds_part(tmp_path):
+    """transformers' Trainer: the folder itself is read as model.safetensors."""
+    zero.write(tmp_path / "step", zero.net(), 2, 2)
+    (tmp_path / "step" / "zero_to_fp32.py").write_text("")
+    save_file({"x": torch.zeros(1)}, tmp_path / "step" / "model.safetensors")
+
+    assert below(tmp_path) == ["step/model.safetensors", f"step/{zero.TAG}"]
+
+
+def test_a_pointer_to_a_tag_that_is_gone_is_told_and_the_other_tags_are_read(tmp_path, capsys):
+    zero.write(tmp_path / "run", zero.net(), 2, 2)
+    (tmp_path / "run" / "latest").write_text("global_step9")
+    assert below(tmp_path) == [f"run/{zero.TAG}"]  # `latest` may be anybody's
+    (tmp_path / "run" / "zero_to_fp32.py").write_text("")
+    assert below(tmp_path) == ["run", f"run/{zero.TAG}"]
+    done = run(capsys, "inspect", "-r", tmp_path)
+    assert (done.status, done.out.count("names 'global_step9', which is not there")) == (2, 1)
+
+
+def test_files_that_nothing_joins_are_files(tmp_path):
+    """Ranks of a parallel model without ZeRO, Megatron's, a pickle called data.pkl."""
+    names = ["ds/mp_rank_00_model_states.pt", "ds/mp_rank_01_model_states.pt",
+             "iter_0000005/mp_rank_00/distrib_optim.pt", "iter_0000005/mp_rank_00/model_optim_rng.pt",
+             "odd/data.pkl", "odd/x.pth"]  # fmt: skip
+    for name in (*names, "latest_checkpointed_iteration.txt", "odd/data/0"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"5")
+    assert below(tmp_path) == names
+
+
 def test_links_to_folders_are_not_followed(tree):
     os.symlink(tree, tree / "sub" / "loop")
     os.symlink("/", tree / "root")
@@ -103,21 +168,21 @@ def test_links_to_files_are_and_one_to_nothing_is_told(tree):
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root reads everything")
 def test_a_folder_that_cannot_be_read_is_told_and_the_others_are_read(tree):
     os.chmod(tree / "sub", 0)
-    found = list(files_below(str(tree), Skipped()))
+    found = list(files_below(Folder(tree), Skipped()))
     os.chmod(tree / "sub", 0o700)
     assert [type(p.error) for p in found] == [type(None), type(None), SpecialFile]
 
 
 def test_a_folder_that_vanishes_is_told(tree, monkeypatch):
-    real = gathering._listing
+    real = os.scandir
 
-    def listing(path, skipped):
+    def scandir(path):
         if path.endswith("deep"):
             raise PermissionError(13, "Permission denied")
-        return real(path, skipped)
+        return real(path)
 
-    monkeypatch.setattr(gathering, "_listing", listing)
-    *_, last = files_below(str(tree), Skipped())
+    monkeypatch.setattr(walking.os, "scandir", scandir)
+    *_, last = files_below(Folder(tree), Skipped())
     assert str(last.error) == f"{tree}/sub/deep: the folder cannot be listed: Permission denied"
 
 
@@ -149,21 +214,6 @@ def test_a_file_may_be_called_like_a_pattern(tree):
     assert list(gather([str(tree / "a[1].pth")], False, Skipped())) == [
         (str(tree / "a[1].pth"), None)
     ]
-
-
-def test_a_store_that_cannot_be_listed_is_told():
-    (found,) = gather(["s3://bucket/prefix/"], True, Skipped())
-    assert isinstance(found.error, Unsupported)
-
-
-def test_a_lister_of_a_store_is_asked(monkeypatch):
-    """The seam for object stores: scheme -> module:function."""
-    monkeypatch.setitem(gathering.LISTERS, "mem", f"{__name__}:listed")
-    assert [p.path for p in gather(["mem://b/x"], True, Skipped())] == ["mem://b/x/1.pth"]
-
-
-def listed(place, skipped):
-    yield gathering.Place(f"{place}/1.pth")
 
 
 @pytest.mark.parametrize(

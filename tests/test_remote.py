@@ -91,7 +91,7 @@ def test_reading_on_and_on_takes_few_requests_and_bounded_memory(site, tmp_path)
         for offset in range(0, source.size, len(block)):
             source.read_into(offset, block)
         assert len(site.asked) < 20
-        assert source._kept._size <= (16 << 20) + (4 << 20)
+        assert source._kept.size <= (32 << 20) + (8 << 20)
     assert site.sent_bytes <= 45 << 20
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
+from many_support import LAYOUTS, put_tree, whole_folders
 from verbs_support import FIXTURES, cli
 
 import ckptool
@@ -82,3 +84,58 @@ def test_a_missing_bucket(bucket):
     with pytest.raises(CkptError) as caught:
         ckptool.inspect("s3://no-such-bucket/a.pth")
     assert (caught.value.slug, caught.value.text) == ("special-file", "no such bucket")
+
+
+# -- many objects ------------------------------------------------------------------------------
+@pytest.fixture
+def runs(bucket, tmp_path):
+    """1,250 objects under `flat/`, more than a page of 1,000; a folder of each layout."""
+    folder = tmp_path / "runs"
+    (folder / "flat").mkdir(parents=True)
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pth")
+    for number in range(1_250):
+        os.link(tmp_path / "x.pth", folder / "flat" / f"{number:04}.pth")
+    whole_folders(folder)
+    store = obstore.store.S3Store(bucket.name, client_options={"allow_http": True})
+    put_tree(store, folder, "runs")
+    for marker in ("runs/", "runs/flat/", "runs/z.ckpt/"):
+        bucket.put(marker)
+    return folder
+
+
+def test_a_prefix_of_many_objects_says_what_the_folder_says(bucket, runs, capsys, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    count = 1_250 + len(LAYOUTS)
+    for verb in ("inspect", "verify"):
+        here = cli(capsys, verb, "-r", "runs", "--format", "csv")
+        there = cli(capsys, verb, "-r", f"{bucket.url}/runs/", "--format", "csv")
+        assert there[1].replace(f"{bucket.url}/", "") == here[1]
+        assert (there[0], there[2]) == (here[0], here[2])
+        assert here[2].startswith(f"{count:,} files: {count:,} ok")
+    pattern = f"{bucket.url}/r*/fl?t/*[05].pth"
+    status, out, err = cli(capsys, "inspect", pattern, "--format", "jsonl")
+    assert (status, err) == (0, "250 files: 250 ok, 0 could run code, 0 refused\n")
+    files = [json.loads(line)["file"] for line in out.splitlines()]
+    assert files == [f"{bucket.url}/runs/flat/{n:04}.pth" for n in range(0, 1_250, 5)]
+
+
+def test_a_key_that_no_path_can_be_is_told(bucket, capsys):
+    for key in ("odd/a//b.pth", "odd/c.pth", "odd/a%20b%5B1%5D%3F.pth", "other/d.pth"):
+        bucket.put(key, NET.read_bytes())
+    status, out, _ = cli(capsys, "inspect", "-r", bucket.url, "--format", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["file"].removeprefix(bucket.url) for row in rows] == [
+        "/odd/a b[1]?.pth", "/odd/c.pth", "/odd/a", "/other/d.pth",
+    ]  # fmt: skip
+    assert status == 2
+    assert [row["error"]["text"] for row in rows if "error" in row] == [
+        "a key here is no path: an empty name, '..' or a control character is in it"
+    ]
+
+
+def test_a_missing_bucket_is_one_row(bucket, capsys):
+    files = ("s3://no-such-bucket/x/", "s3://no-such-bucket/*.pth")
+    status, out, _ = cli(capsys, "inspect", "-r", *files, "--format", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert (status, [row["file"] for row in rows]) == (2, [files[0], "s3://no-such-bucket"])
+    assert {row["error"]["text"] for row in rows} == {"no such bucket"}

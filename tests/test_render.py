@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 
@@ -347,6 +348,32 @@ def test_show():
     assert show("x" * 201) == "x" * 199 + "…"
     assert show("\n" * 200) == r"\x0a" * 49 + r"\x0" + "…"
     assert show("x" * 10, 5) == "xxxx…"
+
+
+IGNORABLE = (0xAD, 0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180F, 0x2065, 0x2800, 0x3164, 0xFE0F, 0xFFA0,
+             0xFFF0, 0x16FE4, 0x1D159, 0xE0000, 0xE01EF, 0xE0FFF)  # fmt: skip
+"""Some that Unicode calls ignorable by default or draws empty, whose category does not say so."""
+
+
+def test_escape_shows_whatever_cannot_be_seen():
+    """Every control, format, separator, surrogate, and every space but the common one."""
+    seen = [chr(code) for code in range(sys.maxunicode + 1)]
+    hidden = [
+        char for char in seen if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Zs")
+    ]
+    for char in {*hidden, *map(chr, IGNORABLE)} - {" "}:
+        assert escape(f"a{char}b").isascii(), hex(ord(char))
+    shown = render("json", {"keys": hidden})
+    assert json.loads(shown)["keys"] == hidden
+    assert not {*hidden, *map(chr, IGNORABLE)} & set(shown) - set(" \n")
+    letters = "".join(
+        char for char in seen if unicodedata.category(char) in ("Ll", "Lu", "Lt", "Nd")
+    )
+    assert escape(letters) == letters
+    assert (
+        escape("编码器.权重 한국어 e\u0301 नमस्ते \U0001f44d\U0001f3fd")
+        == "编码器.权重 한국어 e\u0301 नमस्ते \U0001f44d\U0001f3fd"
+    )
 
 
 def test_escape_is_not_cut():

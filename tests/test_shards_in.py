@@ -774,7 +774,7 @@ def test_files_of_other_kinds_are_no_news(folder):
     ("files", "slug", "words"),
     [
         (["__0_0.distcp"], "header-invalid", "a DCP folder without its .metadata"),
-        (["__0.metadata", "__1.metadata", "__0_0.distcp"], "unsupported", "2 files like '__0.metadata'"),
+        (["__1.metadata", "__0_0.distcp"], "header-invalid", "'__0.metadata' is missing"),
         (["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"], "special-file", "no model_states files"),
         (["zero_pp_rank_0_mp_rank_00_model_states.pt"], "special-file", "no optim_states files"),
         (["latest_checkpointed_iteration.txt", "iter_0000001/mp_rank_00/other.pt"], "special-file", "names 'x'"),

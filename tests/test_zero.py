@@ -133,12 +133,26 @@ def test_buffers_keep_their_dtype_and_float32_widens_them(tmp_path):
     convert(folder, tmp_path / "out.pth")
     found = torch.load(tmp_path / "out.pth", weights_only=True)
     assert found["norm.half"].dtype is torch.float16
-    assert [n.slug for n in read(folder).notes] == ["half-buffers"]
+    assert [n.slug for n in read(folder).notes] == ["half-buffers", "zero-folder"]
     convert(folder, tmp_path / "wide.pth", dtype="float32")
     found = torch.load(tmp_path / "wide.pth", weights_only=True)
     assert torch.equal(found["norm.half"], made.buffers["norm.half"].float())
     assert found["frozen.weight"].dtype is torch.float32
     assert found["norm.count"].dtype is torch.int64
+
+
+@pytest.mark.parametrize("name", ["run", "epoch=3.ckpt"])
+def test_the_note_of_a_folder_is_what_zero_to_fp32_does(tmp_path, capsys, name):
+    made = zero.net()
+    folder = zero.write(tmp_path / name, made, 3, 2)
+    (note,) = [note for note in read(folder).notes if note.slug == "zero-folder"]
+    out = f"{tmp_path / name}".removesuffix(".ckpt") + ".safetensors"
+    assert note.command == f"ckptool convert {folder} -o {out}"
+    assert cli(capsys, *note.command.split()[1:], "--tied", "duplicate")[0] == 0
+    found = load_file(out)
+    assert {k: v.tolist() for k, v in found.items()} == {
+        k: v.tolist() for k, v in made.expected.items()
+    }
 
 
 def test_shards_and_a_diff_with_them(tmp_path, capsys):

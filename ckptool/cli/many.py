@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from ckptool.cli.main import BUG
 from ckptool.cli.output import echo, error_data, summary, trace
 from ckptool.errors import CkptError, UsageError
-from ckptool.verbs.gathering import Place, Skipped, gather, is_glob, names_in, read_list
+from ckptool.verbs.gathering import gather, names_in, read_list
+from ckptool.verbs.matching import is_glob
 from ckptool.verbs.ordered import in_order
+from ckptool.verbs.walking import Place, Skipped
 
 _TIDY = 256  # files after which what only points to itself is thrown away
 

@@ -107,6 +107,21 @@ def storage_members(checkpoint: Checkpoint) -> tuple[Member, ...]:
     )  # fmt: skip
 
 
+def piece_members(checkpoint: Checkpoint) -> dict[int, list[Member]]:
+    """The same of every piece that has a checksum of its own, by the number of its file."""
+    found: dict[int, list[Member]] = {}
+    for s in checkpoint.storages:
+        single = len(s.pieces) == 1
+        for piece in s.pieces:
+            crc = s.crc if single and s.crc else piece.crc
+            size = s.size_bytes if single else piece.span.size
+            if crc:
+                deflated = "deflated" in piece.encoding
+                row = Member(f"data/{s.key}", piece.span, deflated, size, crc, s.key)
+                found.setdefault(piece.source_id, []).append(row)
+    return found
+
+
 def archive_of(checkpoint: Checkpoint) -> Archive | None:
     """The zip archive behind a checkpoint; None when it is in another container."""
     handle = checkpoint.handle

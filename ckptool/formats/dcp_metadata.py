@@ -25,7 +25,8 @@ from ckptool.formats.measures import global_name, named_dtype, whole
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import LIST, Box, Obj, elements, items_of, text_of
 from ckptool.pieces import count, overlap
-from ckptool.places import Source
+from ckptool.places import Folder, Source
+from ckptool.spans import Address
 
 FILE = ".metadata"
 _CLASSES = "torch.distributed.checkpoint.metadata."
@@ -54,6 +55,13 @@ class Chunk(NamedTuple):
     item: Item
 
 
+class Copied(NamedTuple):
+    """One more item of slice `at` of a key (0 for an object), which another rank saved too."""
+
+    at: int
+    item: Item
+
+
 class Key(NamedTuple):
     """One entry of the flattened state_dict: a tensor in `chunks` (dtype and shape set), or an
     object in the one `item`. `path` is its place in the nested one.
@@ -65,6 +73,7 @@ class Key(NamedTuple):
     shape: tuple[int, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     item: Item | None = None
+    copies: tuple[Copied, ...] = ()
 
 
 class Metadata(NamedTuple):
@@ -76,14 +85,34 @@ class Metadata(NamedTuple):
     unused_count: int
 
 
-def read_metadata(source: Source, limits: Limits) -> Metadata:
-    """Raises HeaderInvalid for what torch does not write, UnsafePickle where that could run code
+class Index(NamedTuple):
+    """What the metadata of a folder say, where they lie, their bytes; `rank_count` is 0 where one
+    file speaks for all ranks.
+    """
+
+    metadata: Metadata
+    addresses: tuple[Address, ...]
+    size_bytes: int
+    rank_count: int = 0
+
+
+def read_index(folder: Folder, limits: Limits) -> Index:
+    """That of the one `.metadata`. Raises what `read_metadata` raises."""
+    with folder.child(FILE) as source:
+        return Index(read_metadata(source, limits), (source.address,), source.size)
+
+
+def read_metadata(source: Source, limits: Limits, member: str = FILE) -> Metadata:
+    """What one file says, which errors call `member`.
+
+    Raises HeaderInvalid for what torch does not write, UnsafePickle where that could run code
     too, KeyDuplicate, LimitExceeded, Unsupported for compressed items.
     """
     if source.size > limits.pickle_bytes:
-        raise LimitExceeded("pickle-bytes", f"a {FILE} of {source.size:,} bytes", path=source.name)
-    walked = walk_checked(source.read(0, source.size), 0, limits, FILE)
-    judged = Judge(walked, FILE).run()
+        text = f"a {member} of {source.size:,} bytes"
+        raise LimitExceeded("pickle-bytes", text, path=source.name)
+    walked = walk_checked(source.read(0, source.size), 0, limits, member)
+    judged = Judge(walked, member).run()
     try:
         return _parsed(walked.root, judged)
     except CkptError as error:
@@ -94,7 +123,7 @@ def read_metadata(source: Source, limits: Limits) -> Metadata:
         names = ", ".join(row.name for row in code[:3])
         raise UnsafePickle(
             f"it could run code when loaded: {names}; {error.text}", path=source.name,
-            member=FILE, offset=code[0].offset, hint="do not load this folder with torch",
+            member=member, offset=code[0].offset, hint="do not load this folder with torch",
         ) from None  # fmt: skip
 
 

@@ -27,7 +27,8 @@ _MANY = 1_000
 _PRINTED = 4_096  # bits of a number that Python still writes in decimal
 _EXACT = 1 << 53
 SCALARS = (int, float, bool, type(None))
-Rows = list[tuple[Any, Any, int, int, int]]
+Row = tuple[Any, Any, int, int, int]
+Rows = list[Row]
 
 
 def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
@@ -46,37 +47,30 @@ def dict_items(node: Any) -> list[tuple[Any, Any, int, int, int]] | None:
 
 # Which argument of a dict-like class is a mapping, or a list of pairs, that it begins with.
 _BEGINS_WITH = {"OrderedDict": 0, "Counter": 0, "AttributeDict": 0, "defaultdict": 1}
+_DICTS = ("collections.OrderedDict", "collections.Counter", "collections.defaultdict")
 
 
 def _given(node: Obj, filled: bool) -> Rows | None:
     """What a dict is made of before items are added: what its argument held by then. None for
-    what is no dict; of others than an OrderedDict this is asked only where items are added too.
+    what is no dict; of others than Python's own this is asked only where items are added too.
 
     Raises PickleInvalid for an argument that no pickler writes.
     """
     name = global_name(node.fn) or ""
-    if name != "collections.OrderedDict" and not filled:
+    if name not in _DICTS and not filled:
         return None
     at = _BEGINS_WITH.get(name.rpartition(".")[2], 1 << 16)
-    args = items_of(node.args) or []
-    first = args[at] if len(args) > at else None
-    if type(first) is Box:
-        first = _as_of(first, node.end)
-        if first.kind == DICT:
-            return list(pairs(first))
-        listed = [(element[0], _listed_pair(element)) for element in elements(first)]
-    else:
-        listed = [(first, None)]
-    if any(row is None and _may_be_pair(inner, first) for inner, row in listed):
-        raise PickleInvalid(
-            "a dict that is made of what is neither dict nor pairs", offset=node.end
-        )
-    return [row for _, row in listed if row is not None]
-
-
-def _may_be_pair(inner: Any, first: Any) -> bool:
-    """Whether Python could unpack what is no list or tuple into key and value, or iterate it."""
-    return type(inner) is Obj or (type(inner) is Tup and inner is first) or (type(inner) is Box and inner.kind != LIST)  # fmt: skip
+    args = items_of(node.args) or ()
+    first = args[at] if len(args) > at else ()
+    if type(first) is Box and first.kind == DICT:
+        return list(pairs(_as_of(first, node.end)))
+    if type(first) is Box and first.kind == LIST and not name.endswith("Counter"):
+        rows = [_listed_pair(row, node.end) for row in elements(_as_of(first, node.end))]
+        if None not in rows:
+            return [row for row in rows if row is not None]
+    elif type(first) not in (Box, Obj, Tup):
+        return []  # Python takes none of these
+    raise PickleInvalid("a dict that is made of what is neither dict nor pairs", offset=node.end)
 
 
 def _as_of(box: Box, end: int) -> Box:
@@ -88,10 +82,11 @@ def _as_of(box: Box, end: int) -> Box:
     return before
 
 
-def _listed_pair(element: tuple[Any, int, int]) -> tuple[Any, Any, int, int, int] | None:
+def _listed_pair(element: tuple[Any, int, int], end: int) -> Row | None:
+    """What a list or tuple of two was at byte `end`; None for all else, text of two letters too."""
     node, _, _ = element
-    if type(node) is Box and node.kind == 0x5D:
-        parts = list(elements(node))
+    if type(node) is Box and node.kind == LIST:
+        parts = list(elements(_as_of(node, end)))
         if len(parts) == 2:
             return parts[0][0], parts[1][0], parts[0][1], parts[1][1], parts[1][2]
     if type(node) is Tup and len(node.items) == 2:
@@ -140,28 +135,42 @@ def repeated_keys(rows: Rows) -> tuple[str, ...]:
     """Keys that a dict sets more than once, as Python compares them: 1, 1.0 and True are one."""
     if len({row[0] for row in rows if type(row[0]) is str}) == len(rows):
         return ()  # nearly always
-    seen: set[str | int] = set()
+    seen: set[Any] = set()
+    met: set[int] = set()
     found: dict[str, None] = {}
     for key, *_ in rows:
-        same = _comparable(key)
-        if same in seen:
+        same = None if id(key) in met else _comparable(key)
+        met.add(id(key))
+        if same is None or same in seen:
             found[key_text(key)] = None
-        elif same is not None:
-            seen.add(same)
+        seen.add(same)
     return tuple(found)
 
 
-def _comparable(key: Any) -> str | int | None:
-    """Something equal for equal keys, whose hashes no file can make collide; None for the rest."""
-    if type(key) in (int, bool, float) and abs(key) < _EXACT and key == int(key):
-        return int(key)
-    return text_of(key) if type(key) not in SCALARS else None
+def _comparable(key: Any, inside: bool = False) -> Any:
+    """Something equal for equal keys, whose hashes no file can make collide: that of a large
+    number can, that of its digits not. What other rules compare is equal to itself alone.
+    """
+    kind = type(key)
+    if kind is float and key.is_integer():
+        key, kind = int(key), int
+    if kind is int or kind is bool:
+        printed = key.bit_length() <= _PRINTED
+        return int(key) if abs(key) < _EXACT else ("number", hex(key) if printed else id(key))
+    if kind is float and key == key:
+        return "number", key.hex()
+    if kind is Tup and not inside and len(key.items) <= _MANY:
+        return ("tuple", *(_comparable(item, inside=True) for item in key.items))
+    text, raw = text_of(key), inert_raw(key)
+    if text is None and raw is None:
+        return "same", id(key)
+    return ("bytes", raw) if text is None else text
 
 
 def texts_of(node: Any) -> frozenset[str]:
     """The strings of a set node (protocol 2 writes set([…]))."""
     if type(node) is Obj:
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         node = args[0] if args else None
     if type(node) is not Box:
         return frozenset()
@@ -178,7 +187,7 @@ def module_parts(node: Obj) -> dict[str, Any] | None:
 
 def reconstructed(node: Obj) -> str | None:
     """The class that copy_reg._reconstructor makes an instance of."""
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     return global_name(args[0]) if args else None
 
 

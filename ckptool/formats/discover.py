@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptool.checkpoint import Path, Table, Tensor
 from ckptool.errors import CkptError, LimitExceeded
+from ckptool.formats.containers import check_contents
 from ckptool.formats.dicts import (
     SCALARS,
     Rows,
@@ -97,6 +98,7 @@ class Discoverer:
             rows = dict_items(node)
             if type(node) is Obj:
                 self.found.call_paths[node.end] = path
+                check_contents(node, self._is_tensor)
             self._note_repeated(rows, path)
             if wanted:
                 self._table(node, rows, path)

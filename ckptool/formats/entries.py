@@ -8,7 +8,7 @@ number, text of Python 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Extra, Path, Table, Tensor
@@ -225,7 +225,7 @@ class _Walk:
         literal = _literal(node)
         if literal is not None:
             return Extra(path, *literal, ""), []
-        name, args = global_name(node.fn) or "", items_of(node.args) or []
+        name, args = global_name(node.fn) or "", items_of(node.args) or ()
         if name in SETS and len(args) == 1 and type(args[0]) is Box:
             return _set(path, [value for value, *_ in elements(args[0])])
         if name == "torch.Size" and len(args) == 1:
@@ -282,7 +282,7 @@ def _items(node: Any) -> Iterator[Child]:
 
 def _arguments(node: Obj) -> list[Child]:
     """What a call is given, but for the classes of copy_reg._reconstructor."""
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     hidden = 2 if (global_name(node.fn) or "").endswith("reg._reconstructor") else 0
     below: list[Child] = [
         (item, ("<argument>", at)) for at, item in enumerate(args) if at >= hidden and not
@@ -320,7 +320,7 @@ def _literal(node: Obj) -> tuple[str, Any] | None:
     device = device_text(node)
     if device is not None:
         return "torch.device", device
-    name, args = global_name(node.fn) or "", items_of(node.args) or []
+    name, args = global_name(node.fn) or "", items_of(node.args) or ()
     if array_shape(node) is not None:
         return _array(node)
     if name.endswith("multiarray.scalar") and len(args) == 2:
@@ -345,7 +345,7 @@ def _parts(node: Any) -> Iterator[Child]:
     """What torch is told of a tensor beside a storage, offset, sizes and strides."""
     if type(node) is not Obj or _is_old(node):
         return
-    name, args = global_name(node.fn) or "", items_of(node.args) or []
+    name, args = global_name(node.fn) or "", items_of(node.args) or ()
     if name.startswith(f"{_UTILS}_rebuild_parameter") and args:
         yield from _parts(args[0])
         if len(args) > 3:
@@ -367,7 +367,7 @@ def _is_old(node: Obj) -> bool:
     return name.startswith("torch.") and name.endswith("Tensor") and not node.batches
 
 
-def _told(name: str, args: list[Any]) -> Iterator[Child]:
+def _told(name: str, args: Sequence[Any]) -> Iterator[Child]:
     names = _TOLD.get(name.removeprefix(_UTILS))
     if names is None:
         yield from ((item, (at,)) for at, item in enumerate(args))

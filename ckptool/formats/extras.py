@@ -205,7 +205,7 @@ def class_of(node: Obj) -> str | None:
     """The class an object is of, seen through copy_reg._reconstructor."""
     name = global_name(node.fn)
     if name in ("copy_reg._reconstructor", "copyreg._reconstructor"):
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         return global_name(args[0]) if args else None
     if name in ("collections.OrderedDict", "collections.defaultdict"):
         return None
@@ -216,7 +216,7 @@ def _filling(node: Obj) -> Any:
     """What an object is filled with: its state, else a dict among its arguments."""
     if node.state is not None:
         return node.state.value
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     return args[0] if len(args) == 1 else None
 
 
@@ -232,7 +232,7 @@ def _special(node: Obj) -> Any:
     if shape is not None:
         return f"<array {list(shape)}>"
     name = global_name(node.fn) or ""
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     if name.startswith("pathlib."):
         slash = "\\" if "Windows" in name else "/"
         return slash.join(filter(None, map(text_of, args)))

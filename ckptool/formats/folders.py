@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
-from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, Unsupported, UsageError
+from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, UsageError
 from ckptool.limits import Limits
 from ckptool.places import Folder
+
+if TYPE_CHECKING:
+    from ckptool.formats.layouts import Whole
 
 INDEXES = (".safetensors.index.json", ".bin.index.json")  # in the order loaders look
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -72,14 +75,39 @@ def look(folder: Folder) -> Held:
             )
         if found:
             return Held(found[0], "hf-shards", _beside(found[0], files) + _inside(folder, files))
-    if ".metadata" in files:
-        return Held(".metadata", "dcp", _LIGHTNING if "meta.pt" in files else ())
+    index = _dcp_index(files)
+    if index:
+        return Held(index, "dcp", _LIGHTNING if _TRAINER in files else ())
     single = _single(files)
     if single:
         return Held(single, "", _beside(single, files) + _inside(folder, files))
-    if _is_dcp(folder, files):
-        raise _without_metadata(folder, files)
+    if _is_dcp(files):
+        raise _without_metadata(folder)
     return _of_others(folder, files)
+
+
+def _dcp_index(files: Sequence[str]) -> str | None:
+    """The metadata of all ranks, else that of the first: they are looked for in this order."""
+    if ".metadata" in files:
+        return ".metadata"
+    from ckptool.formats.dcp_apart import rank_files
+
+    return next(iter(rank_files(files)), None)
+
+
+def whole_of(folder: Folder, files: Sequence[str], folders: Sequence[str]) -> Whole | None:
+    """What `look` reads as one checkpoint here, by the names in the folder alone (and, where
+    DeepSpeed's `latest` is one of them, those in its tag): for a search of many folders, each
+    of which comes by itself. None for shards with an index, and for Megatron's ranks, which
+    are files of their own.
+    """
+    from ckptool.formats import layouts
+
+    if any(name.endswith(INDEXES) for name in files):
+        return None
+    if ".metadata" in files or _is_dcp(files):
+        return layouts.Whole(frozenset(filter(_is_of_dcp, files)))
+    return None if _single(files) else layouts.whole_of(folder, files, folders)
 
 
 def _of_others(folder: Folder, files: Sequence[str]) -> Held:
@@ -118,7 +146,8 @@ def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
     return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {_some(rivals)}"),)
 
 
-_LIGHTNING = (Note("lightning-folder", "Lightning's: the state of its trainer is in meta.pt"),)
+_TRAINER = "meta.pt"
+_LIGHTNING = (Note("lightning-folder", f"Lightning's: the state of its trainer is in {_TRAINER}"),)
 
 
 def _inside(folder: Folder, files: Sequence[str]) -> tuple[Note, ...]:
@@ -137,19 +166,16 @@ def _inside(folder: Folder, files: Sequence[str]) -> tuple[Note, ...]:
 
 
 # -- folders that are something else -----------------------------------------------------------
-def _is_dcp(folder: Folder, files: Sequence[str]) -> bool:
-    return any(name.endswith((".distcp", ".metadata")) and name[:2] == "__" for name in files)
+def _is_dcp(files: Sequence[str]) -> bool:
+    return any(name[:2] == "__" and name.endswith((".distcp", ".metadata")) for name in files)
 
 
-def _without_metadata(folder: Folder, files: Sequence[str]) -> Unsupported | HeaderInvalid:
+def _is_of_dcp(name: str) -> bool:
+    return name.endswith((".distcp", ".metadata", ".metadata.tmp")) or name == _TRAINER
+
+
+def _without_metadata(folder: Folder) -> HeaderInvalid:
     """What a folder of `.distcp` files without `.metadata` is."""
-    ranks = [name for name in files if name.startswith("__") and name.endswith(".metadata")]
-    if ranks:
-        return Unsupported(
-            f"a DCP folder that was saved without collectives: {len(ranks)} files like "
-            f"'{ranks[0]}', one a rank", path=folder.path,
-            hint="save it with use_collectives=True",
-        )  # fmt: skip
     return HeaderInvalid(
         "a DCP folder without its .metadata", path=folder.path,
         hint="copy it too (a hidden file); .metadata.tmp is one that was never finished",

@@ -17,9 +17,9 @@ from ckptool.formats.collector import paused
 from ckptool.formats.folders import look, read_folder
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.formats.judge import CODE
-from ckptool.formats.layouts import below
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.rows import ALIAS_PLACES, OWN
+from ckptool.formats.salvaged import WHOLE
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
 from ckptool.spans import Address
@@ -47,14 +47,14 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
             return read_folder(folder, limits, held)
         if not held.is_index:
             inner, name = os.path.split(held.name)
-            with (below(folder, inner) if inner else folder).child(name) as source:
+            with (folder.below(inner) if inner else folder).child(name) as source:
                 found = read_file(source, limits)
             return found._replace(notes=(*notes, *found.notes))
         index_name = held.name
     index = read_index(folder, index_name, limits)
     notes += index.notes + _check_presence(folder, index, limits)
     with paused() as let_go:
-        merger = _Merger(index, limits)
+        merger = Merger(index, limits)
         for number, name in enumerate(index.shards):
             with folder.child(name) as source:
                 merger.add(number, name, read_file(source, limits), source.size)
@@ -89,13 +89,13 @@ def _missing(index: Index, missing: Sequence[str], limits: Limits) -> SpecialFil
     error = SpecialFile(
         f"{what} missing: {', '.join(said[:3])}{more}",
         path=index.path,
-        hint="download what is missing into the folder",
+        hint=f"download what is missing into the folder{WHOLE}",
     )
     error.findings = _capped(said, len(said), limits)
     return error
 
 
-class _Merger:
+class Merger:
     """Shards added one by one; what does not agree is gathered and refused at the end."""
 
     def __init__(self, index: Index, limits: Limits) -> None:
@@ -112,6 +112,7 @@ class _Merger:
         self.problems: list[str] = []
         self.problem_count = 0
         self.beside = _Beside()
+        self.absent: dict[str, str] = {}  # keys that a tolerant reading does without
 
     def add(self, number: int, name: str, found: Checkpoint, size_bytes: int) -> None:
         """One shard, read. Raises Unsupported, KeyDuplicate."""
@@ -159,7 +160,7 @@ class _Merger:
     def finish(self, path: str, notes: tuple[Note, ...]) -> Checkpoint:
         """The whole. Raises HeaderInvalid when something did not agree."""
         for key, name in self.index.files.items():
-            if key not in self.homes:
+            if key not in self.homes and key not in self.absent:
                 self._problem(f"'{key}' is not in {name}, where the index has it")
         if self.problem_count:
             raise self._refusal()

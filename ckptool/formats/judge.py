@@ -6,7 +6,7 @@ There is no block list: what is neither known nor foreign could run code (hostil
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ckptool.checkpoint import Global
@@ -118,7 +118,7 @@ class Judge:
             verdict, detail = CODE, "items added after its state, by methods the state may name"
         self._say(full, verdict, call.end, _called_with(call) if detail == "called" else detail)
 
-    def _odd(self, full: str, args: list[Any], call: Obj) -> str:
+    def _odd(self, full: str, args: Sequence[Any], call: Obj) -> str:
         """What is odd about a call of a known name: its class argument, a dtype's state."""
         if full in CLASS_ARGUMENT and not self._subclass(full, args, call):
             return "called in an unusual way"
@@ -165,7 +165,7 @@ class Judge:
         self._callees.add(id(node))
         self._class_tuples.add(id(call.args))
 
-    def _makes(self, args: list[Any]) -> bool:
+    def _makes(self, args: Sequence[Any]) -> bool:
         """Whether (builder, class, arguments, state) has a builder of torch's: a rebuild
         function, or the one of wrappers when it is given the very same class.
         """
@@ -179,7 +179,7 @@ class Judge:
         self._class_tuples.add(id(args[2]))
         return True
 
-    def _subclass(self, full: str, args: list[Any], call: Obj) -> bool:
+    def _subclass(self, full: str, args: Sequence[Any], call: Obj) -> bool:
         """A tensor subclass: its class is an argument, its builder must be one of torch's."""
         at = CLASS_ARGUMENT[full]
         if len(args) <= at or type(args[at]) is not GlobalNode:
@@ -199,7 +199,7 @@ class Judge:
         self._say(full, KNOWN if known else FOREIGN if foreign else CODE, call.end)
         return True
 
-    def _fits(self, row: tuple[Check, str, bool], args: list[Any], call: Obj) -> bool:
+    def _fits(self, row: tuple[Check, str, bool], args: Sequence[Any], call: Obj) -> bool:
         check, state, holds = row
         if (call.batches and not holds) or call.kwargs is not None:
             return False
@@ -209,7 +209,7 @@ class Judge:
                 return False
         return check(args) and (call.state is None or state == "any" or _state_kind(call) == state)
 
-    def _reconstructed(self, args: list[Any], call: Obj) -> tuple[str, str]:
+    def _reconstructed(self, args: Sequence[Any], call: Obj) -> tuple[str, str]:
         """copyreg._reconstructor(cls, object, None): an instance of cls."""
         if len(args) != 3 or type(args[0]) is not GlobalNode or args[2] is not None:
             return CODE, "called in an unusual way"
@@ -239,7 +239,7 @@ class Judge:
         return (FOREIGN, "") if is_foreign_class(module, name) else (CODE, "called")
 
     def _storage_class(self, pers: Pers) -> None:
-        items = items_of(pers.pid) or []
+        items = items_of(pers.pid) or ()
         if len(items) > 1 and type(items[1]) is GlobalNode:
             node = items[1]
             if text_of(items[0]) != "module":
@@ -346,7 +346,7 @@ def embedded_class(node: Any) -> Any:
 def _called_with(call: Obj) -> str:
     """`called with 'touch x'`: its first arguments as far as they are plain."""
     shown = []
-    for arg in (items_of(call.args) or [])[:3]:
+    for arg in (items_of(call.args) or ())[:3]:
         text = text_of(arg)
         if text is not None:
             shown.append(repr(text[:60] + "…") if len(text) > 60 else repr(text))
@@ -384,7 +384,7 @@ def inert_raw(node: Any) -> bytes | None:
     if type(node) is Raw:
         return node.value
     if type(node) is Obj and type(node.fn) is GlobalNode and node.fn.full == "_codecs.encode":
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         if len(args) == 2 and type(args[0]) is str and text_of(args[1]) in ("latin1", "latin-1"):
             try:
                 return args[0].encode("latin-1")

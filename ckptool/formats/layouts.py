@@ -9,17 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ckptool.errors import (
     CkptError,
     HeaderInvalid,
-    PathEscape,
     SpecialFile,
     UsageError,
 )
 from ckptool.places import Folder, is_plain_name
 
-LATEST, ITERATION = "latest", "latest_checkpointed_iteration.txt"
+LATEST, _SCRIPT, ITERATION = "latest", "zero_to_fp32.py", "latest_checkpointed_iteration.txt"
 _RANK = re.compile(
     r"(?:(?:(?:bf16_|fp16_)?zero_pp|expp)_rank_\d+_|(?:layer_\d+_)?expert_\d+_)?"
     r"mp_rank_\d+_(?:model|optim)_states\.pt"
@@ -28,19 +28,14 @@ _POINTER_BYTES = 1024
 MEGATRON_FILE = "model_optim_rng.pt"
 
 
-def below(folder: Folder, name: str) -> Folder:
-    """A folder right inside another. Raises PathEscape for a name or a link that leads out."""
-    path = os.path.join(folder.path, name)
-    if not is_plain_name(name):
-        raise PathEscape(
-            "a folder name that leads out of the folder", path=folder.path, member=name,
-            hint="do not use this checkpoint",
-        )  # fmt: skip
-    home = os.path.realpath(folder.path)
-    if not os.path.realpath(path).startswith(os.path.join(home, "")):
-        raise PathEscape("a link that leads out of the folder", path=path,
-                         hint="give the folder that it leads to")  # fmt: skip
-    return Folder(path)
+class Whole(NamedTuple):
+    """What of a folder is one checkpoint: files, and folders with all that is in them. In the
+    folder `tag` lie more of its files, beside others.
+    """
+
+    files: frozenset[str]
+    folders: frozenset[str] = frozenset()
+    tag: str = ""
 
 
 def layout_of(folder: Folder, files: Sequence[str]) -> str | None:
@@ -48,17 +43,47 @@ def layout_of(folder: Folder, files: Sequence[str]) -> str | None:
     return next((name for name, judge in _LAYOUTS if judge(folder, files)), None)
 
 
+def whole_of(folder: Folder, files: Sequence[str], folders: Sequence[str]) -> Whole | None:
+    """The part of `folders.whole_of` that is told here."""
+    ranks = [name for name in files if _RANK.fullmatch(name)]
+    if _are_joined(ranks):
+        return Whole(frozenset(ranks))
+    if LATEST in files and (tag := _latest_tag(folder, files, folders)) is not None:
+        return Whole(frozenset((LATEST, _SCRIPT)), tag=tag)
+    if "data.pkl" in files and "version" in files:
+        return Whole(_RECORDS, frozenset(("data", "code", "constants")))
+    return None
+
+
 # -- DeepSpeed ---------------------------------------------------------------------------------
 def _is_deepspeed(folder: Folder, files: Sequence[str]) -> bool:
-    if any(map(_RANK.fullmatch, files)) or (LATEST in files and "zero_to_fp32.py" in files):
+    if any(map(_RANK.fullmatch, files)) or (LATEST in files and _SCRIPT in files):
         return True
     return any(_RANK.fullmatch(name) for names in _below(folder).values() for name in names)
+
+
+def _are_joined(ranks: Sequence[str]) -> bool:
+    return any(name.endswith("_optim_states.pt") for name in ranks)
+
+
+def _latest_tag(folder: Folder, files: Sequence[str], folders: Sequence[str]) -> str | None:
+    """The folder that `latest` names, where it is one of DeepSpeed's with files to join; empty
+    where it is DeepSpeed's and names none; None where it is another program's.
+    """
+    try:
+        tag = pointer(folder, LATEST)
+        if tag in folders:
+            names = folder.names_below(tag)
+            return tag if _are_joined([n for n in names if _RANK.fullmatch(n)]) else None
+    except CkptError:  # told when the folder itself is looked at
+        pass
+    return "" if _SCRIPT in files else None
 
 
 def is_rank_of_zero(folder: Folder, name: str) -> bool:
     """Whether a file is one of those that a ZeRO checkpoint right in this folder is made of."""
     files = folder.list() if _RANK.fullmatch(name) else []
-    return any(file.endswith("_optim_states.pt") for file in files if _RANK.fullmatch(file))
+    return _are_joined([file for file in files if _RANK.fullmatch(file)])
 
 
 def tag_of(folder: Folder) -> str:
@@ -77,8 +102,7 @@ def tag_of(folder: Folder) -> str:
             path=folder.path, hint="give the path of one of them",
         )  # fmt: skip
     tag = pointer(folder, LATEST)
-    below_path = os.path.join(folder.path, tag)
-    if is_plain_name(tag) and not os.path.isdir(below_path):
+    if is_plain_name(tag) and tag not in folder.folders():
         raise SpecialFile(
             f"'{LATEST}' names '{tag}', which is not there", path=folder.path,
             hint=f"there are {_some(tags)}: give the path of one of them" if tags else "copy it too",
@@ -91,7 +115,7 @@ def bare_model_states(folder: Folder) -> str | None:
     files were left out); None where that is not so.
     """
     tag = tag_of(folder)
-    names = (below(folder, tag) if tag else folder).list()
+    names = (folder.below(tag) if tag else folder).list()
     ranks = [name for name in names if _RANK.fullmatch(name)]
     return os.path.join(tag, ranks[0]) if ranks == ["mp_rank_00_model_states.pt"] else None
 
@@ -116,6 +140,12 @@ def _is_megatron(folder: Folder, files: Sequence[str]) -> bool:
     return ITERATION in files or any(MEGATRON_FILE in names for names in _below(folder).values())
 
 
+_RECORDS = frozenset((
+    "data.pkl", "version", "byteorder", "constants.pkl", "attributes.pkl",
+    ".format_version", ".storage_alignment",
+))  # fmt: skip
+
+
 def _is_unpacked(folder: Folder, files: Sequence[str]) -> bool:
     return bool(unpacked_tops(folder, files))
 
@@ -135,16 +165,9 @@ _LAYOUTS: tuple[tuple[str, _Judge], ...] = (
 )
 
 
-def _below(folder: Folder) -> dict[str, list[str]]:
+def _below(folder: Folder) -> dict[str, tuple[str, ...]]:
     """{folder one deeper: names of its files}."""
-    return {name: _readable(os.path.join(folder.path, name)) for name in folder.folders()}
-
-
-def _readable(path: str) -> list[str]:
-    try:
-        return Folder(path).list()
-    except SpecialFile:  # not ours to read
-        return []
+    return {name: folder.names_below(name) for name in folder.folders()}
 
 
 # -- folders of checkpoints --------------------------------------------------------------------

@@ -127,7 +127,7 @@ def array_shape(node: Any) -> tuple[int, ...] | None:
     if type(node) is not Obj:
         return None
     if (global_name(node.fn) or "").endswith(".numeric._frombuffer"):
-        args = items_of(node.args) or []
+        args = items_of(node.args) or ()
         sizes = items_of(args[2]) if len(args) == 4 else None
     else:
         state = items_of(node.state.value) if node.state is not None else None
@@ -141,7 +141,7 @@ def device_text(node: Any) -> str | None:
     """'cuda:1' from torch.device(('cuda', 1)); None for anything else."""
     if type(node) is not Obj or global_name(node.fn) != "torch.device":
         return None
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     name = text_of(args[0]) if args else None
     if name is None:
         return None

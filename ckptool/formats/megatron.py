@@ -19,7 +19,7 @@ from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.audit import Listed, Member, Records, records_of
 from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items, state_items
-from ckptool.formats.layouts import ITERATION, below, pointer
+from ckptool.formats.layouts import ITERATION, pointer
 from ckptool.formats.measures import evolve
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.limits import DEFAULT, Limits
@@ -47,7 +47,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     found = _Ranks(limits)
     with paused() as let_go:
         for rank, file in ranks:
-            found.add(below(inner, rank), rank, file)
+            found.add(inner.below(rank), rank, file)
             let_go()
     sizes = ", ".join(f"{word} {found.sizes[name]}" for word, name in _SIZES if name in found.sizes)
     many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}" + (f" ({sizes})" if sizes else "")
@@ -71,10 +71,10 @@ def _iteration(folder: Folder) -> Folder:
     name = f"iter_{int(text):07d}" if text.isascii() and text.isdigit() and len(text) < 20 else text
     if name not in folder.folders():
         if not is_plain_name(name):
-            below(folder, name)  # raises
+            folder.below(name)  # raises
         raise SpecialFile(f"'{ITERATION}' names '{text}', and there is no folder '{name}'",
                           path=folder.path, hint="copy it too")  # fmt: skip
-    inner = below(folder, name)
+    inner = folder.below(name)
     if ".metadata" in inner.list():
         raise UsageError(
             f"a Megatron folder whose '{name}' is a distributed checkpoint (DCP)",
@@ -88,7 +88,7 @@ def _ranks(folder: Folder) -> list[tuple[str, str]]:
     rows = []
     for name in folder.folders():
         match = _RANK.fullmatch(name)
-        files = below(folder, name).list() if match else []
+        files = folder.below(name).list() if match else []
         file = next((file for file in _FILES if file in files), None)
         if match and file:
             rows.append(([int(part) for part in match.groups(default="0")], name, file))

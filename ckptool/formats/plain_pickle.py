@@ -92,7 +92,7 @@ class _Nested:
 
     def add(self, call: Obj) -> None:
         """Walk one stream. What is no literal is left to the judge, who calls it code."""
-        args = items_of(call.args) or []
+        args = items_of(call.args) or ()
         data = inert_raw(args[0]) if len(args) == 1 else None
         if data is None:
             return

@@ -42,7 +42,7 @@ _FLAGS = ("conj", "neg")
 _NUMBERS = frozenset(("data", "real", "imag", "__dict__", "__class__"))
 _PLAIN = ("torch.Tensor", "torch.nn.parameter.Parameter")
 
-Builder = Callable[[Reader, Obj, "list[Any]"], "Tensor | None"]
+Builder = Callable[[Reader, Obj, Sequence[Any]], "Tensor | None"]
 
 
 def _arity(node: Obj, args: Sequence[Any], *allowed: int) -> None:
@@ -99,24 +99,24 @@ def _is_ordered(node: Obj) -> bool:
     return global_name(node.fn) == "collections.OrderedDict" and not items_of(node.args)
 
 
-def _v1(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _v1(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 4)
     return reader.dense(node, args)
 
 
-def _v2(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _v2(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 6, 7)
     kind = _flagged_kind(args[6], node) if len(args) > 6 else "tensor"
     return reader.dense(node, args, None, kind, _flag(args[4], node))
 
 
-def _v3(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _v3(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 7, 8)
     kind = _flagged_kind(args[7], node) if len(args) > 7 else "tensor"
     return reader.dense(node, args, named_dtype(args[6], node), kind, _flag(args[4], node))
 
 
-def _parameter(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _parameter(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 3, 4)
     inner = reader.tensor(args[0])
     if inner is None:
@@ -127,12 +127,12 @@ def _parameter(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     return evolve(inner, requires_grad=_flag(args[1], node), kind=kind)
 
 
-def _quantized(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _quantized(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 7)
     return evolve(reader.dense(node, args, kind="quantized"), requires_grad=_flag(args[5], node))
 
 
-def _from_type(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
+def _from_type(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor | None:
     """_rebuild_from_type(_v2)(function, class, arguments, state): a tensor subclass."""
     _arity(node, args, 4)
     inner = Obj(REDUCE, args[0], args[2], node.start, node.args_start, node.end)
@@ -147,10 +147,10 @@ def _from_type(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
     return evolve(tensor, kind=kind, class_name=cls)
 
 
-def _sparse(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _sparse(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     """(layout, (indices, values, size[, coalesced])) or (layout, (comp, plain, values, size))."""
     _arity(node, args, 2)
-    parts = items_of(args[1]) or []
+    parts = items_of(args[1]) or ()
     tensors = [reader.tensor(part) for part in parts]
     dense = [tensor for tensor in tensors if tensor is not None]
     if len(dense) not in (2, 3) or len(parts) < len(dense) + 1:
@@ -164,7 +164,7 @@ def _sparse(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     )
 
 
-def _nested(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _nested(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 4)
     buffer = reader.tensor(args[0])
     if buffer is None:
@@ -172,14 +172,14 @@ def _nested(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     return evolve(buffer, shape=None, stride=None, kind="nested")
 
 
-def _meta(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _meta(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     _arity(node, args, 4)
     shape, stride = reader.sizes(args[1], "size", node), reader.sizes(args[2], "stride", node)
     dtype = named_dtype(args[0], node)
     return Tensor("", dtype, shape, stride, 0, None, _flag(args[3], node), "meta", (), "meta")
 
 
-def _wrapper(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _wrapper(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     """(class, dtype, size, stride, offset, layout, device, requires_grad): no storage."""
     _arity(node, args, 8)
     shape, stride = reader.sizes(args[2], "size", node), reader.sizes(args[3], "stride", node)
@@ -199,7 +199,7 @@ def _wrapper(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
     )
 
 
-def _on_device(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
+def _on_device(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor | None:
     """(data, dtype, 'xla:0', requires_grad): the device is an argument, not a tag."""
     _arity(node, args, 4)
     device = text_of(args[2])
@@ -216,17 +216,20 @@ def _on_device(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
     return evolve(inner, requires_grad=_flag(args[3], node), device=device, kind="device-argument")
 
 
-def _lazy(reader: Reader, node: Obj, args: list[Any]) -> Tensor:
+def _lazy(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
     return Tensor(
         "", None, None, None, 0, None, None, "uninitialized", (), "cpu", global_name(node.fn)
     )
 
 
-def _old_tensor(reader: Reader, node: Obj, args: list[Any]) -> Tensor | None:
-    """torch.FloatTensor() BUILD (storage, offset, size, stride), torch 0.1."""
+def _old_tensor(reader: Reader, node: Obj, args: Sequence[Any]) -> Tensor:
+    """torch.FloatTensor() BUILD (storage, offset, size, stride), torch 0.1. Called with sizes it
+    has whatever memory holds, with a list its numbers: neither is ever saved.
+    """
     state = items_of(node.state.value) if node.state is not None else None
-    if state is None or len(state) != 4:
-        return None
+    if args or state is None or len(state) != 4:
+        text = f"{global_name(node.fn)} with arguments, or without its four parts"
+        raise PickleInvalid(text, offset=node.end)
     tensor = reader.dense(node, state)
     written = (tensor.dtype.torch_storage or "") if tensor.dtype else ""
     if global_name(node.fn) != f"torch.{written.replace('Storage', 'Tensor')}":

@@ -343,7 +343,7 @@ def _tell(work: Rehousing, node: Any, housing: Housing) -> None:
 
 def _class_of(node: Pers) -> bytes:
     """A class that came with its source in an old file, by its name alone."""
-    items = items_of(node.pid) or []
+    items = items_of(node.pid) or ()
     name = global_name(items[1]) if len(items) == 4 else None
     if name is None:
         raise PickleInvalid("a persistent id that is neither storage nor class", offset=node.end)

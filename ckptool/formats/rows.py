@@ -50,7 +50,7 @@ def chosen_table(checkpoint: Checkpoint, changes: Changes) -> Table:
 def rows_of(checkpoint: Checkpoint, table: Table, changes: Changes) -> list[Row]:
     """The tensors of a table that stay, then those in lists and dicts inside it, in file order.
 
-    Raises KeyCollision when a nested one gets the name of another.
+    Raises KeyCollision when two get one name, as `a.b` and a `b` inside `a` do.
     """
     found = []
     for tensor in table.tensors:
@@ -58,12 +58,12 @@ def rows_of(checkpoint: Checkpoint, table: Table, changes: Changes) -> list[Row]
         if place not in changes.drops:
             key = changes.renames.get(place, tensor.key)
             found.append(Row(key, tensor, changes.dtypes.get(place)))
-    seen = {row.key for row in found}
-    for row in nested_rows(checkpoint, table, changes):
+    found += nested_rows(checkpoint, table, changes)
+    seen: set[str] = set()
+    for row in found:
         if row.key in seen:
             raise KeyCollision(f"a tensor inside another entry and '{row.key}' have one name")
         seen.add(row.key)
-        found.append(row)
     return found
 
 

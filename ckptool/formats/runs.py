@@ -5,11 +5,14 @@ Knows: shapes, strides, offsets. Must not know: files, pickles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 from ckptool.checkpoint import Tensor
 
+_MOST_ORDERS = 8  # one model has one or two
 _MOST_RUNS = 1 << 20  # above this, overlapping extents count as overlapping elements
 
 
@@ -39,6 +42,33 @@ def is_contiguous(tensor: Tensor) -> bool:
             return not tensor.count
         step *= size
     return True
+
+
+def common_order(tensors: Sequence[Tensor], axis_count: int) -> tuple[int, ...] | None:
+    """The axes in an order, slowest first, in which every tensor's elements lie one after another
+    in memory; row-major where that holds, None where there is no such order. One of channels_last
+    is (0, 2, 3, 1).
+    """
+    orders = dict.fromkeys((tuple(range(axis_count)), *map(_order_of, tensors)))
+    for order in list(orders)[:_MOST_ORDERS]:
+        if all(_is_dense(tensor, order) for tensor in tensors):
+            return order
+    return None
+
+
+def _order_of(tensor: Tensor) -> tuple[int, ...]:
+    stride = tensor.stride or ()
+    return tuple(sorted(range(len(stride)), key=lambda axis: -stride[axis]))
+
+
+def _is_dense(tensor: Tensor, order: Sequence[int]) -> bool:
+    shape, stride = tensor.shape or (), tensor.stride or ()
+    turned = replace(
+        tensor,
+        shape=tuple([shape[axis] for axis in order]),
+        stride=tuple([stride[axis] for axis in order]),
+    )
+    return is_contiguous(turned)
 
 
 def extent_of(tensor: Tensor) -> Extent:

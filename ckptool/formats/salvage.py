@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from ckptool.errors import CkptError
-from ckptool.formats import identify
+from ckptool.errors import CkptError, Unsupported
+from ckptool.formats import TITLES, identify
+from ckptool.formats.folders import Held
 from ckptool.formats.salvaged import Remains, unreadable
 from ckptool.limits import Limits
-from ckptool.places import Source
+from ckptool.places import Folder, Source
 from ckptool.zipcentral import central_entries, find_directory
 
 Reader = Callable[[Source, Limits], Remains]
@@ -29,6 +30,29 @@ def remains(source: Source, limits: Limits) -> Remains:
     if reader is None:
         raise unreadable("nothing can be taken out of a damaged file of this kind")
     return reader(source, limits)
+
+
+def remains_of_folder(folder: Folder, held: Held, limits: Limits) -> Remains:
+    """The same of a folder that is read as a whole."""
+    read = import_module(f"ckptool.formats.{SALVAGED_FOLDERS[held.layout]}").read_remains
+    found: Remains = read(folder, limits, held.name)
+    checkpoint, notes = found.checkpoint, (*held.notes, *found.checkpoint.notes)
+    traits = checkpoint.traits | {"salvaged"}
+    return found._replace(checkpoint=checkpoint._replace(notes=notes, traits=traits))
+
+
+SALVAGED_FOLDERS = {"hf-shards": "hf_shards_salvage", "dcp": "dcp", "torch-unpacked": "unpacked"}
+"""Layouts of which a part can be read, and the module that does."""
+
+
+def refuse_layout(held: Held) -> None:
+    """Raise Unsupported for a folder in which one damaged file may take all weights with it."""
+    if held.layout not in SALVAGED_FOLDERS:
+        known = ", ".join(TITLES[name] for name in SALVAGED_FOLDERS)
+        raise Unsupported(
+            f"--salvage takes one file, or a folder of these kinds: {known}; not {TITLES[held.layout]}",
+            hint="give the damaged file in it",
+        )
 
 
 def container_of(source: Source) -> str | None:

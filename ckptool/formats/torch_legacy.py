@@ -203,7 +203,7 @@ def _declared_sizes(main: Walked) -> dict[str, tuple[DType, int]]:
     """(dtype, count) of each storage, from all persistent ids of the main pickle."""
     sizes: dict[str, tuple[DType, int]] = {}
     for pers in main.persistent:
-        items = items_of(pers.pid) or []
+        items = items_of(pers.pid) or ()
         if len(items) in (5, 6) and text_of(items[0]) == "storage":
             key = text_of(items[2])
             if key is None:

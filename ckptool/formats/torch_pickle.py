@@ -42,6 +42,16 @@ Resolver = Callable[[str, DType, int], Located]
 
 
 _BYTES = DTYPES["uint8"]  # what torch reads a storage without a type as
+# NEWOBJ asks __new__ alone, which ignores what __init__ would fill them with
+_MADE_EMPTY = frozenset(
+    f"{module}.{name}"
+    for module, names in (
+        ("collections", ("OrderedDict", "Counter", "defaultdict", "deque")),
+        ("builtins", ("dict", "list", "set", "bytearray")),
+        ("__builtin__", ("dict", "list", "set", "bytearray")),
+    )
+    for name in names
+)
 _CALLS_DEEP = 50  # a Parameter of a subclass of a tensor is three
 
 
@@ -59,6 +69,8 @@ class TensorReader:
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
         self._first: dict[str, tuple[str, Any]] = {}
+        self._spelled: dict[str, type] = {}  # storage keys as numbers or as text
+        self._shifts: dict[str, tuple[str, DType, int, int]] = {}
         self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
         self._views: dict[int, View | Tensor | None] = {}
         self._tensors: dict[int, Tensor | None] = {}
@@ -87,8 +99,11 @@ class TensorReader:
             text = "a storage of more elements than 64 bits can count"
             raise StorageSize(text, offset=node.end)
         count = whole(items[4], "the element count of a storage", node)
+        if self._spelled.setdefault(key, type(items[2])) is not type(items[2]):
+            text = f"storage '{key}' is named by a number and by a text"  # torch reads it twice
+            raise StorageSize(text, offset=node.end)
         storage = self.add_storage(key, dtype, count, device, node)
-        return View(storage, self._shift(items, storage, node))
+        return View(storage, self._shift(items, dtype, storage, node))
 
     def add_storage(self, key: str, dtype: DType, count: int, device: str, node: Any) -> Storage:
         """The one record of this key: a second id may only repeat it. The location and dtype that
@@ -98,6 +113,9 @@ class TensorReader:
         """
         known = self.storages.get(key)
         if known is None:
+            if key in self._shifts:
+                text = f"'{key}' is a storage and a view of another"
+                raise StorageSize(text, offset=at_byte(node))
             device, kind = self._first.get(key, (device, None))
             first = self._dtype_of(kind, node) if kind is not None else dtype
             size = count * dtype.size_bytes
@@ -123,17 +141,27 @@ class TensorReader:
     def _two_sizes(self, key: str, node: Any) -> StorageSize:
         return StorageSize(f"storage '{key}' is declared with two sizes", offset=at_byte(node))
 
-    def _shift(self, items: Sequence[Any], storage: Storage, node: Pers) -> int:
-        """Elements by which a storage view of torch 0.3 and earlier starts later."""
-        view = items_of(items[5]) if len(items) == 6 else None
-        if not view:
+    def _shift(self, items: Sequence[Any], dtype: DType, storage: Storage, node: Pers) -> int:
+        """Elements by which a storage view of torch 0.3 and earlier starts later. Views and
+        storages share one table of keys there, in which the first of a key counts for all.
+        """
+        if len(items) < 6 or items[5] is None:
             return 0
-        if len(view) != 3:
+        view = items_of(items[5])
+        key = text_of(view[0]) if view and len(view) == 3 else None
+        if view is None or key is None:
             raise PickleInvalid("a storage view that has not three parts", offset=node.end)
         offset = whole(view[1], "a storage view's offset", node)
         size = whole(view[2], "a storage view's size", node)
         if offset + size > storage.count:
             raise TensorBounds("a storage view reaches past its storage", offset=node.end)
+        said = (storage.key, dtype, offset, size)
+        if (
+            key in self.storages
+            or self._shifts.setdefault(key, said) != said
+            or dtype is not storage.dtype
+        ):
+            raise PickleInvalid(f"storage view '{key}' is declared in two ways", offset=node.end)
         return offset
 
     def note_tags(self, walked: Walked) -> None:
@@ -149,13 +177,20 @@ class TensorReader:
 
     # -- tensors -----------------------------------------------------------------------------
     def finish(self, walked: Walked) -> None:
-        """Check what no path led to: popped, or inside what we do not understand."""
+        """Check what no path led to: popped, or inside what we do not understand; and that
+        nothing changes a storage, or makes a dict of arguments that its class then ignores.
+        """
+        for offset, owner in walked.builds_on_others:
+            if type(owner) is Pers:
+                raise PickleInvalid("a state is given to a storage", offset=offset)
         for pers in walked.persistent:
             if id(pers) not in self._views:
                 self.view(pers)
         for call in walked.calls:
             if id(call) not in self._tensors:
                 self.tensor(call)
+            if call.op != REDUCE and call.args != () and global_name(call.fn) in _MADE_EMPTY:
+                raise PickleInvalid("a container made anew, with arguments", offset=call.end)
 
     def tensor(self, node: Any, key: str = "", path: Path = ()) -> Tensor | None:
         """The tensor a node builds; None when it is something else. One that is met for the
@@ -259,7 +294,7 @@ class TensorReader:
         if type(node) is Box and node.kind == 0x5D:
             if any(batch.end > owner.end for batch in node.batches):
                 raise TensorBounds(f"the {what} of a tensor grows later", offset=at_byte(owner))
-            items: list[Any] | None = [value for value, _, _ in elements(node)]
+            items: Sequence[Any] | None = [value for value, _, _ in elements(node)]
         else:
             items = items_of(node)
         if items is None:

@@ -17,8 +17,8 @@ from ckptool.formats.judge import Judge
 from ckptool.formats.measures import View, check_bounds, id_text, storage_dtype, whole
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
+from ckptool.pickles.nodes import LIST, Box, Pers, Walked, elements, items_of, text_of
 from ckptool.pickles.nodes import Global as GlobalNode
-from ckptool.pickles.nodes import Pers, Walked, items_of, text_of
 from ckptool.places import Source
 from ckptool.spans import Span
 
@@ -141,6 +141,7 @@ class _Reading:
         self.layout: dict[str, Span] = {}
         self.views: dict[str, View] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.names: set[str] = set()
         self.verdicts: list[Global] = []
         self.reader = TensorReader(self._resolve, limits)
 
@@ -165,12 +166,20 @@ class _Reading:
         self.judge(walked, member)
         return walked.root, at + walked.end
 
+    def _new_name(self, node: Any) -> str:
+        """A key of storages, views and tensors together: torch keeps the last of a name."""
+        name = _name(node)
+        if name in self.names:
+            raise HeaderInvalid(f"the key '{name}' stands twice among storages and tensors")
+        self.names.add(name)
+        return name
+
     def read_storages(self, window: Source) -> None:
         """n, then n times (key, location, type), count, data; then the views."""
         count, at = self._next(window, 0, "storages")
         for _ in range(whole(count, "the number of storages", None)):
             root, at = self._next(window, at, "storages")
-            items = items_of(root) or []
+            items = items_of(root) or ()
             if len(items) not in (2, 3):
                 raise PickleInvalid("a storage that is not (key, location, type)")
             dtype = storage_dtype(items[-1], None)
@@ -178,7 +187,7 @@ class _Reading:
             span = Span(
                 at + 8, whole(elements, "the element count of a storage", None) * dtype.size_bytes
             )
-            key = _name(items[0])
+            key = self._new_name(items[0])
             self.layout[key] = window.absolute(span)
             window.window(span)
             device = text_of(items[1]) if len(items) == 3 else "cpu"
@@ -191,10 +200,10 @@ class _Reading:
 
     def _read_views(self, root: Any) -> None:
         """[(target, root, offset, count), …] in elements."""
-        from ckptool.pickles.nodes import Box, elements
-
-        for view, *_ in elements(root) if type(root) is Box else ():
-            items = items_of(view) or []
+        if type(root) is not Box or root.kind != LIST:
+            raise PickleInvalid("storage views that are no list")
+        for view, *_ in elements(root):
+            items = items_of(view) or ()
             if len(items) != 4 or _name(items[1]) not in self.views:
                 raise PickleInvalid("a storage view of an unknown storage")
             base = self.views[_name(items[1])]
@@ -202,14 +211,15 @@ class _Reading:
             size = whole(items[3], "a storage view's size", None)
             if base.offset + offset + size > base.storage.count:
                 raise HeaderInvalid("a storage view reaches past its storage")
-            self.views[_name(items[0])] = View(base.storage, base.offset + offset)
+            key = self._new_name(items[0])
+            self.views[key] = View(base.storage, base.offset + offset)
 
     def read_tensors(self, window: Source) -> None:
         """n, then n times (key, storage, type), rank, sizes, strides, offset."""
         count, at = self._next(window, 0, "tensors")
         for _ in range(whole(count, "the number of tensors", None)):
             root, at = self._next(window, at, "tensors")
-            items = items_of(root) or []
+            items = items_of(root) or ()
             if len(items) != 3:
                 raise PickleInvalid("a tensor that is not (key, storage, type)")
             storage_key = items[2] if type(items[1]) is GlobalNode else items[1]
@@ -218,7 +228,8 @@ class _Reading:
                 raise LimitExceeded("rank", f"a tensor of {rank:,} dimensions")
             numbers = unpack(f"<{2 * rank + 1}q", window.read(at + 8, 16 * rank + 8))
             at += 16 + 16 * rank
-            self.tensors[_name(items[0])] = self._tensor(_name(storage_key), numbers, rank)
+            key = self._new_name(items[0])
+            self.tensors[key] = self._tensor(_name(storage_key), numbers, rank)
 
     def _tensor(self, storage_key: str, numbers: tuple[int, ...], rank: int) -> Tensor:
         view = self.views.get(storage_key)

@@ -21,7 +21,8 @@ from ckptool.errors import (
 )
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.audit import Records
-from ckptool.formats.layouts import below, unpacked_tops
+from ckptool.formats.layouts import unpacked_tops
+from ckptool.formats.salvaged import WHOLE, Losses, Remains
 from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import BytesSource, Folder
@@ -29,7 +30,7 @@ from ckptool.spans import Address, Span
 
 NAME = "torch-unpacked"
 TITLE = "unpacked PyTorch zip"
-_AGAIN = "unpack it again, or give the archive itself"
+_AGAIN = f"unpack it again, give the archive itself{WHOLE}"
 _DATA, _ORDER = "data", "byteorder"
 
 
@@ -40,6 +41,18 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     for several such folders, StorageSize for storages that are missing or of another size,
     Unsupported for TorchScript, PathEscape for a key that is no plain file name.
     """
+    return _read(folder, limits, Losses())
+
+
+def read_remains(folder: Folder, limits: Limits, name: str | None = None) -> Remains:
+    """What is whole of a folder whose storages are missing or cut. Raises CkptError where its
+    pickle is damaged.
+    """
+    losses = Losses(tolerant=True)
+    return Remains(_read(folder, limits, losses), losses.lost)
+
+
+def _read(folder: Folder, limits: Limits, losses: Losses) -> Checkpoint:
     top = _top(folder)
     files = top.list()
     if "constants.pkl" in files:
@@ -52,7 +65,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
                 "pickle-bytes", f"data.pkl has {source.size:,} bytes", path=top.path
             )
         data = source.read(0, source.size)
-        storages = _Storages(top, encoding, source.address)
+        storages = _Storages(top, encoding, source.address, losses)
     walked = walk_checked(data, 0, limits, "data.pkl")
     reader = TensorReader(storages.resolve, limits)
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
@@ -78,7 +91,7 @@ def _top(folder: Folder) -> Folder:
     if len(tops) != 1:
         raise UsageError(f"{len(tops)} unpacked archives in one folder", path=folder.path,
                          hint="give the path of one of them")  # fmt: skip
-    return folder if tops[0] == "." else below(folder, tops[0])
+    return folder if tops[0] == "." else folder.below(tops[0])
 
 
 def _is_big_endian(top: Folder) -> bool:
@@ -94,15 +107,26 @@ def _is_big_endian(top: Folder) -> bool:
 class _Storages:
     """The files of `data/`, opened once each to see how large they are."""
 
-    def __init__(self, top: Folder, encoding: str, pickle: Address) -> None:
+    def __init__(self, top: Folder, encoding: str, pickle: Address, losses: Losses) -> None:
         self._path = top.path
-        self._folder = below(top, _DATA) if _DATA in top.folders() else None
+        self._folder = top.below(_DATA) if _DATA in top.folders() else None
         self._encoding = encoding
+        self._losses = losses
         self.sources = [pickle]
 
     def resolve(self, key: str, dtype: DType, count: int) -> Located:
         """Where a storage lies. Raises StorageSize, PathEscape."""
         size = count * dtype.size_bytes
+        try:
+            address = self._find(key, size)
+        except StorageSize as error:
+            self._losses.add(key, error)
+            return (), None
+        self.sources.append(address)
+        piece = Piece(len(self.sources) - 1, Span(0, size), self._encoding)
+        return (piece,) if size else (), None
+
+    def _find(self, key: str, size: int) -> Address:
         try:
             if self._folder is None:
                 raise SpecialFile("no such folder")
@@ -118,6 +142,4 @@ class _Storages:
                 f"storage '{key}' has {found:,} bytes, its tensors need {size:,}",
                 path=self._path, member=f"{_DATA}/{key}", hint=_AGAIN,
             )  # fmt: skip
-        self.sources.append(address)
-        piece = Piece(len(self.sources) - 1, Span(0, size), self._encoding)
-        return (piece,) if size else (), None
+        return address

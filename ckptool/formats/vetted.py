@@ -7,7 +7,7 @@ called. Must not know: nodes beyond their arguments; the judge applies these tab
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckptool.checkpoint import DTYPE_ALIASES
@@ -37,27 +37,27 @@ _OURS = ("torch", "functorch", "torchgen", "numpy", "builtins", "__builtin__", "
 _HERE = _OTHER_STANDARD | _TORCH_REQUIRES | frozenset(_OURS)
 
 
-def _plain(args: list[Any]) -> bool:
+def _plain(args: Sequence[Any]) -> bool:
     """Whether the arguments are data: nothing that would be called on their behalf."""
     return all(type(arg) is not GlobalNode for arg in args)
 
 
-def no_arguments(args: list[Any]) -> bool:
+def no_arguments(args: Sequence[Any]) -> bool:
     """Called with nothing."""
     return not args
 
 
-def _texts(args: list[Any]) -> bool:
+def _texts(args: Sequence[Any]) -> bool:
     return all(text_of(arg) is not None for arg in args)
 
 
-def _encoded(args: list[Any]) -> bool:
+def _encoded(args: Sequence[Any]) -> bool:
     """A text, and a codec that Python has at hand: any other name is looked up by an import."""
     codec = text_of(args[1]) if len(args) == 2 else "utf-8"
     return _texts(args) and (codec or "").lower().replace("_", "-") in _CODECS
 
 
-def _factory(args: list[Any]) -> bool:
+def _factory(args: Sequence[Any]) -> bool:
     """defaultdict(list, …): the factory is a plain container type."""
     names = ("dict", "list", "set", "int", "float", "str", "tuple", "bool", "OrderedDict")
     first = args[0] if args else None
@@ -69,7 +69,7 @@ def _factory(args: list[Any]) -> bool:
     return name in names and module in ("builtins", "collections") and _plain(args[1:])
 
 
-def _array_parts(args: list[Any]) -> bool:
+def _array_parts(args: Sequence[Any]) -> bool:
     """_reconstruct(ndarray, (0,), b'b')."""
     return (
         len(args) == 3
@@ -79,12 +79,12 @@ def _array_parts(args: list[Any]) -> bool:
     )
 
 
-def any_arguments(args: list[Any]) -> bool:
+def any_arguments(args: Sequence[Any]) -> bool:
     """Checked elsewhere: torch's rebuild functions by who builds their tensors."""
     return True
 
 
-Check = Callable[["list[Any]"], bool]
+Check = Callable[[Sequence[Any]], bool]
 DICT_STATE, TUPLE_STATE, _NO_STATE = "dict", "tuple", "none"
 
 # name -> (what its arguments must be, what BUILD may give it, whether items may be added)

@@ -24,13 +24,13 @@ _HOLDS_OBJECTS = 7  # NPY_ITEM_REFCOUNT, NPY_LIST_PICKLE, NPY_ITEM_IS_POINTER
 
 def is_plain_dtype(call: Obj) -> bool:
     """Whether this call of numpy.dtype, with its state, is as numpy writes it."""
-    args = items_of(call.args) or []
+    args = items_of(call.args) or ()
     kind = text_of(args[0]) if args else None
     if kind is None or not (_NUMBERS.fullmatch(kind) or _OBJECTS.fullmatch(kind)):
         return False
     if call.state is None:
         return True
-    state = items_of(call.state.value) or []
+    state = items_of(call.state.value) or ()
     if len(args) != 3 or args[2] not in (1, True) or not 8 <= len(state) <= 9:
         return False
     subarray, names, fields, size, _, flags = state[2:8]
@@ -56,7 +56,7 @@ def _fits(field: Any, size: int) -> bool:
     parts = field.items if type(field) is Tup else []
     if len(parts) != 2 or type(parts[0]) is not Obj or type(parts[1]) is not int:
         return False
-    args = items_of(parts[0].args) or []
+    args = items_of(parts[0].args) or ()
     kind = text_of(args[0]) if args and global_name(parts[0].fn) == "numpy.dtype" else None
     sized = _SIZED.fullmatch(kind or "")
     if sized is None or not _NUMBERS.fullmatch(kind or "") or not is_plain_dtype(parts[0]):

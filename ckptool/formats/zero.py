@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import NamedTuple, TypeVar
 
 from ckptool.checkpoint import Checkpoint, Extra, Note, Storage, Table, Tensor
+from ckptool.commands import convert_command
 from ckptool.errors import CkptError, HeaderInvalid, LimitExceeded, SpecialFile, Unsupported
 from ckptool.formats import read as read_file
 from ckptool.formats.audit import Listed, Member, Records, records_of
 from ckptool.formats.collector import paused
-from ckptool.formats.layouts import below, tag_of
+from ckptool.formats.judge import CODE
+from ckptool.formats.layouts import tag_of
 from ckptool.formats.moved import Verdicts
 from ckptool.formats.runs import contiguous
 from ckptool.formats.zero_files import (
@@ -53,7 +56,7 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
     HeaderInvalid where files do not belong together, Unsupported for parallel models.
     """
     tag = tag_of(folder)
-    inner = below(folder, tag) if tag else folder
+    inner = folder.below(tag) if tag else folder
     names = _names_in(inner)
     if len(names.models) + len(names.optims) > limits.shard_count:
         raise LimitExceeded("shard-count", f"{len(names.models):,} ranks", path=inner.path)
@@ -74,9 +77,20 @@ def read(folder: Folder, limits: Limits = DEFAULT, name: str | None = None) -> C
         file=folder.path, format=NAME, size_bytes=files.size_bytes, sources=tuple(files.sources),
         tables=(table,), weights=0, tensors=table.tensors, storages=_storages(table.tensors),
         extras=(*models[0].extras, *_optimizer(optims)), globals=tuple(files.verdicts.rows),
-        notes=(*_notes(models, rows), *files.notes),
+        notes=(*_notes(models, rows), *files.notes, *_offer(folder.path, files)),
         handle=Listed(title, files.records()),
     )  # fmt: skip
+
+
+def _offer(path: str, files: _Files) -> tuple[Note, ...]:
+    """What people look for who have such a folder."""
+    if any(row.verdict == CODE for row in files.verdicts.rows):
+        return ()
+    name = (path.rstrip(os.sep) or path).removesuffix(".ckpt")
+    text = (
+        "torch.load opens no folder; the fp32 weights that DeepSpeed's zero_to_fp32.py would make"
+    )
+    return (Note("zero-folder", text, convert_command(path, f"-o {quote(name + '.safetensors')}")),)
 
 
 # -- which files -------------------------------------------------------------------------------

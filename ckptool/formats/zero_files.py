@@ -94,7 +94,7 @@ class Record:
         items = items_of(node)
         if items is None:
             raise self.fail(f"{what} is not a list")
-        return items
+        return list(items)
 
     def number(self, node: Any, what: str) -> int:
         """A whole number, or an IntEnum's (ZeroStageEnum)."""

@@ -83,15 +83,12 @@ def set_attributes(made: Any, attributes: dict[str, Any]) -> None:
 
 
 def _defaults(build: Builder, call: Call) -> Way | None:
-    if not call.args:
-        factory = None
-    elif len(call.args) == 1 and call.args[0] is not None:
-        factory = _FACTORIES.get(build.name_of(call.args[0]))
+    factory, *_ = call.args or [None]
+    if factory is not None:
+        factory = _FACTORIES.get(build.name_of(factory))
         if factory is None:
             return None
-    else:
-        factory = None
-    rows = list(pairs(call.node))
+    rows = dict_items(call.node) or ()
     return Way(lambda: defaultdict(factory), (), lambda made: build.fill_dict(made, rows))
 
 

@@ -225,6 +225,7 @@ class _Filling:
 
     def fill(self, jobs: Sequence[_Job]) -> None:
         """Fill them all; the first error of any thread ends it."""
+        self._source.will_read(job.storage.pieces[0].span for job in jobs)
         if THREADS < 2 or sum(job.storage.size_bytes for job in jobs) < FEW:
             for job in jobs:
                 self._whole(job)

@@ -26,9 +26,9 @@ def dtype_of(build: Builder, node: Any) -> Any:
 
     if type(node) is not Obj or build.name_of(node.fn) != "numpy.dtype":
         return None
-    args = items_of(node.args) or []
+    args = items_of(node.args) or ()
     code = text_of(args[0]) if args else None
-    state = items_of(node.state.value) if node.state is not None else []
+    state = items_of(node.state.value) if node.state is not None else ()
     order = text_of(state[1]) if state and len(state) > 1 else "|"
     if code is None or not _PLAIN.fullmatch(code) or order not in _ORDERS:
         return None
@@ -45,7 +45,7 @@ def dtype_of(build: Builder, node: Any) -> Any:
 
 def _unit(node: Any) -> str | None:
     """`25ms` from ({}, (b'ms', 25, 1, 1)), a datetime's metadata."""
-    parts = items_of(node) or []
+    parts = items_of(node) or ()
     facts = items_of(parts[1]) if len(parts) == 2 else None
     if facts is None or len(facts) != 4 or any(type(part) is not int for part in facts[1:]):
         return None

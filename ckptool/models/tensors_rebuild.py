@@ -220,7 +220,7 @@ def _parameter(tensors: Tensors, build: Builder, call: Call) -> Way:
 def _set_state(build: Builder, made: Any, states: Sequence[Any]) -> None:
     """The attributes of a tensor: a dict, or (dict or None, dict of slots). Of a record any."""
     for state in states:
-        parts = [state] if type(state) is Box else items_of(state) or []
+        parts = [state] if type(state) is Box else items_of(state) or ()
         rows = [dict_items(part) for part in parts if part is not None]
         if state is not None and (None in rows or not parts):
             if not isinstance(made, Record):
@@ -289,7 +289,7 @@ def _lazy(tensors: Tensors, build: Builder, call: Call) -> Way:
     device = tensors.put("cpu")
     if call.name.endswith("Buffer"):
         return Way(lambda: UninitializedBuffer(device=device))  # type: ignore[call-arg]
-    grad = call.args[:1] != [False]
+    grad = tuple(call.args[:1]) != (False,)
     return Way(lambda: UninitializedParameter(grad, device=device))  # type: ignore[call-arg, arg-type]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import typing
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch  # noqa: TID253 - this room is imported only where torch is asked for
@@ -25,7 +26,7 @@ from ckptool.pickles.nodes import LIST, Box, elements, items_of, text_of
 
 def _size(build: Builder, call: Call) -> Way | None:
     given = call.args[0] if len(call.args) == 1 else None
-    sizes = items_of(given)
+    sizes: Sequence[Any] | None = items_of(given)
     if type(given) is Box and given.kind == LIST:
         sizes = [value for value, *_ in elements(given)]
     if sizes is None or not are(sizes, int):

@@ -10,7 +10,7 @@ it is made from first. What no table knows becomes a Record.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ckptool.errors import CkptError, KeyDuplicate, LimitExceeded, PickleInvalid, UnsafePickle
@@ -58,7 +58,7 @@ class Call(NamedTuple):
     """
 
     name: str
-    args: list[Any]
+    args: Sequence[Any]
     node: Obj
 
 
@@ -166,7 +166,7 @@ class Builder:
 
     def _object(self, node: Obj) -> Way:
         if node.op == FROZENSET:
-            items = items_of(node.args) or []
+            items = items_of(node.args) or ()
             return Way(lambda: frozenset(self.hashed(items)), items)
         call = self.call(node)
         knows = self._known.get(call.name)
@@ -195,7 +195,7 @@ class Builder:
             return "?" if node.computed else ".".join(mapped(node, self.protocol))
         if type(node) is not Obj or node.op != REDUCE or type(node.fn) is not Global:
             return "?"
-        function, args = ".".join(mapped(node.fn, self.protocol)), items_of(node.args) or []
+        function, args = ".".join(mapped(node.fn, self.protocol)), items_of(node.args) or ()
         if function == "builtins.getattr" and len(args) == 2 and type(args[0]) is Global:
             return f"{'.'.join(mapped(args[0], self.protocol))}.{text_of(args[1]) or '?'}"
         return f"{function}(…)"
@@ -233,7 +233,7 @@ class Builder:
 
     def _fill_state(self, made: Record, state: Any) -> None:
         """Attributes: a dict, or (dict or None, dict of slots); anything else as it is."""
-        parts = items_of(state) or []
+        parts = items_of(state) or ()
         tables = [part for part in parts if type(part) is Box and part.kind == DICT]
         if type(state) is Box and state.kind == DICT:
             made.fields = self.get(state)

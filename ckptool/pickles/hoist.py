@@ -309,7 +309,7 @@ class Emitter:
 
     def _inside_own(self, slot: int, pos: int) -> bool:
         """Whether a fetch of the stream itself stands inside the definition it fetches."""
-        return self.walked.memo_start[slot] <= pos < self.lost[slot]
+        return bool(self.walked.memo_start[slot] <= pos < self.lost[slot])
 
     def _literal(self, slot: int, start: int) -> None:
         """The definition of a string, bytes or class name, as it was before any edit of its

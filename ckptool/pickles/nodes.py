@@ -8,8 +8,9 @@ Ints, floats, str, bool and None stand for themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 DICT, LIST, SET = 0x7D, 0x5D, 0x8F  # the opcodes that make an empty one
 REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, FROZENSET = 0x52, 0x81, 0x92, 0x69, 0x6F, 0x91
@@ -33,14 +34,33 @@ class Global:
 
 
 class Tup:
-    """A tuple; item i starts at starts[i]; `end` is the opcode that made it."""
+    """A tuple; item i starts at starts[i]; `end` is the opcode that made it.
 
-    __slots__ = ("end", "items", "starts")
+    Most nodes of a checkpoint are tuples: where they stand is kept as packed numbers.
+    """
 
-    def __init__(self, items: list[Any], starts: list[int], end: int) -> None:
-        self.items = items
-        self.starts = starts
-        self.end = end
+    __slots__ = ("_where", "items")
+
+    def __init__(self, items: Iterable[Any], starts: Iterable[int], end: int) -> None:
+        self.items = tuple(items)
+        try:
+            self._where = array("I", (*starts, end)).tobytes()
+        except OverflowError:
+            self._where = array("Q", (*starts, end)).tobytes()
+
+    def _numbers(self) -> memoryview[int]:
+        code: Literal["I", "Q"] = "I" if len(self._where) == 4 * (len(self.items) + 1) else "Q"
+        return memoryview(self._where).cast(code)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first byte of each item."""
+        return self._numbers()[:-1].tolist()
+
+    @property
+    def end(self) -> int:
+        """The byte of its opcode."""
+        return self._numbers()[-1]
 
 
 class Batch:
@@ -121,6 +141,40 @@ class Raw:
         self.start = start
 
 
+class Slots(Mapping[int, Any]):
+    """What the memo has by slot number. Picklers count from 0 without a gap: `rows` is then a
+    list, or an array, a fifth of a dict; `spread` makes it a dict for those who do not.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def spread(self) -> dict[int, Any]:
+        """The same as a dict, from now on."""
+        if type(self.rows) is not dict:
+            self.rows = dict(enumerate(self.rows))
+        return self.rows
+
+    def __getitem__(self, slot: int) -> Any:
+        try:
+            return self.rows[slot]
+        except IndexError:
+            raise KeyError(slot) from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows if type(self.rows) is dict else range(len(self.rows)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def positions(data: bytes) -> array[int]:
+    """An empty array for bytes of `data`: a list of a million is ten times as big."""
+    return array("Q" if len(data) >> 32 else "I")
+
+
 class Walked:
     """One pickle, walked: `root`, and what a rewrite needs. All positions are bytes of `data`."""
 
@@ -134,10 +188,10 @@ class Walked:
         self.end = start
         self.root: Any = None
         self.protocol = 0
-        self.memo: dict[int, Any] = {}
-        self.memo_start: dict[int, int] = {}
-        self.gets: list[int] = []
-        self.puts: list[int] = []
+        self.memo = Slots([])
+        self.memo_start = Slots(positions(data))
+        self.gets = positions(data)
+        self.puts = positions(data)
         self.persistent: list[Pers] = []
         self.calls: list[Obj] = []
         self.globals: dict[tuple[str, str], Global] = {}
@@ -145,6 +199,22 @@ class Walked:
         self.stack_globals: list[tuple[int, int, Global]] = []
         self.builds_on_others: list[tuple[int, Any]] = []
         self.oddities: dict[str, int] = {}
+
+    def put(self, slot: int, node: Any, start: int) -> None:
+        """Set a memo slot, whatever its number."""
+        if slot == len(self.memo) and type(self.memo.rows) is list:
+            self.memo.rows.append(node)
+            self.memo_start.rows.append(start)
+        else:
+            self.memo.spread()[slot] = node
+            self.memo_start.spread()[slot] = start
+
+    def slots(self) -> tuple[Any, Any, int]:
+        """The rows of `memo` and `memo_start`, and the slot that may be appended to both; -1 once
+        they are dicts.
+        """
+        rows = self.memo.rows
+        return rows, self.memo_start.rows, len(rows) if type(rows) is list else -1
 
 
 def pairs(node: Box | Obj) -> Iterator[tuple[Any, Any, int, int, int]]:
@@ -168,11 +238,11 @@ def elements(node: Box | Obj) -> Iterator[tuple[Any, int, int]]:
             yield value, starts[i], starts[i + 1] if i + 1 < count else batch.end
 
 
-def items_of(args: Any) -> list[Any] | None:
+def items_of(args: Any) -> tuple[Any, ...] | None:
     """The items of a tuple node; None for anything else."""
     if type(args) is Tup:
         return args.items
-    return [] if args == () and type(args) is tuple else None
+    return () if args == () and type(args) is tuple else None
 
 
 def children(node: Any) -> list[Any]:

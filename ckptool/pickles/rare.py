@@ -141,9 +141,7 @@ def _text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
 
 def _put_text(seen: Walked, st: list[Any], ss: list[int], pos: int) -> int:
     line, end = _line(seen, pos)
-    i = _slot(line, pos)
-    seen.memo[i] = st[-1]
-    seen.memo_start[i] = ss[-1]
+    seen.put(_slot(line, pos), st[-1], ss[-1])
     seen.puts.append(pos)
     return end
 

@@ -74,13 +74,19 @@ def _explain(error: Exception, seen: Walked) -> str:
     """A reason in words for an exception of the loop."""
     if seen.end >= len(seen.data):
         return "the pickle ends without STOP"
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) or _is_get(seen):
         return "a memo slot is fetched that was never set"
     if isinstance(error, IndexError):
         return "the pickle takes from an empty stack, or ends early"
     if isinstance(error, struct.error):
         return "the pickle ends inside a number"
     return "an opcode has an impossible argument"
+
+
+def _is_get(seen: Walked) -> bool:
+    """Whether the loop stopped at a GET that is whole."""
+    code, room = seen.data[seen.end], len(seen.data) - seen.end
+    return room > {0x68: 1, 0x6A: 4}.get(code, room)
 
 
 def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the design
@@ -94,7 +100,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
     st: list[Any] = []
     ss: list[int] = []
     outer: list[tuple[list[Any], list[int], int]] = []
-    memo, memo_start = seen.memo, seen.memo_start
+    memo, memo_start, free = seen.slots()
     on_get, on_put, on_pers, on_call = (
         seen.gets.append, seen.puts.append, seen.persistent.append, seen.calls.append,
     )  # fmt: skip
@@ -110,8 +116,13 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             c = b[pos]
             if c == 0x72:  # LONG_BINPUT
                 i = _UINT4(b, pos + 1)[0]
-                memo[i] = st[-1]
-                memo_start[i] = ss[-1]
+                if i == free:
+                    memo.append(st[-1])
+                    memo_start.append(ss[-1])
+                    free += 1
+                else:
+                    seen.put(i, st[-1], ss[-1])
+                    memo, memo_start, free = seen.slots()
                 on_put(pos)
                 pos += 5
             elif c == 0x4B:  # BININT1
@@ -152,7 +163,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
             elif c == 0x86:  # TUPLE2
                 last = st.pop()
                 at = ss.pop()
-                st[-1] = Tup([st[-1], last], [ss[-1], at], pos)
+                st[-1] = Tup((st[-1], last), (ss[-1], at), pos)
                 pos += 1
             elif c == 0x6A:  # LONG_BINGET
                 st.append(memo[_UINT4(b, pos + 1)[0]])
@@ -177,12 +188,17 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 pos += 3
             elif c == 0x71:  # BINPUT
                 i = b[pos + 1]
-                memo[i] = st[-1]
-                memo_start[i] = ss[-1]
+                if i == free:
+                    memo.append(st[-1])
+                    memo_start.append(ss[-1])
+                    free += 1
+                else:
+                    seen.put(i, st[-1], ss[-1])
+                    memo, memo_start, free = seen.slots()
                 on_put(pos)
                 pos += 2
             elif c == 0x85:  # TUPLE1
-                st[-1] = Tup([st[-1]], [ss[-1]], pos)
+                st[-1] = Tup((st[-1],), (ss[-1],), pos)
                 pos += 1
             elif c == 0x87:  # TUPLE3
                 if len(st) < 3:
@@ -251,9 +267,8 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 ss.append(pos)
                 pos = end
             elif c == 0x94:  # MEMOIZE
-                i = len(memo)
-                memo[i] = st[-1]
-                memo_start[i] = ss[-1]
+                seen.put(len(memo), st[-1], ss[-1])
+                memo, memo_start, free = seen.slots()
                 on_put(pos)
                 pos += 1
             elif c == 0x8C:  # SHORT_BINUNICODE
@@ -301,6 +316,7 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 return
             elif c in RARE:
                 pos = RARE[c](seen, st, ss, pos)
+                memo, memo_start, free = seen.slots()
             elif c in RARE_MARKED:
                 node_items, node_starts = st, ss
                 st, ss, mark = outer.pop()

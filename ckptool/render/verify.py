@@ -49,7 +49,9 @@ def verify_html(report: Report) -> str:
 
 def headline(report: Report) -> str:
     """The verdict in one line."""
-    facts = [show(report["title"]), human_bytes(report["size_bytes"])]
+    facts = [show(report["title"])]
+    if report["size_bytes"]:  # unknown of a folder that cannot be read
+        facts.append(human_bytes(report["size_bytes"]))
     if report["tensor_count"] is not None and report["whole"]:
         facts.append(count(report["tensor_count"], "tensor"))
     return f"{show(report['file'])}: {_verdict(report)}   {', '.join(facts)}"

@@ -17,7 +17,13 @@ from ckptool.rules import OF_TENSORS
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.convert import conversion
 from ckptool.verbs.deciding import decide, refuse_kind
-from ckptool.verbs.inplace import append_changes, plan_append, refuse, refuse_place
+from ckptool.verbs.inplace import (
+    append_changes,
+    plan_append,
+    refuse,
+    refuse_place,
+    stands_for_folder,
+)
 from ckptool.verbs.request import Request
 
 _ZIP = "torch-zip"
@@ -30,6 +36,9 @@ def convert_in_place(
     started = time.monotonic()
     if output is not None:
         raise UsageError("--in-place writes into the file itself: it takes no -o")
+    if stands_for_folder(path):
+        raise UsageError("one file is edited in place, not a folder", path=path,
+                         hint="write another with -o OUT, or name one file in it")  # fmt: skip
     with open_source(path) as source:
         try:
             refuse_place(source)

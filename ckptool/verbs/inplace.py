@@ -17,8 +17,9 @@ from ckptool.formats.torch_zip import NAME, open_archive
 from ckptool.formats.torch_zip_append import append, confirm_append, refuse_in_place
 from ckptool.journals import pending, pending_error
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import Source, open_source
+from ckptool.places import Source, is_folder, open_source
 from ckptool.spans import Span
+from ckptool.verbs.reading import is_index
 from ckptool.zips import read_directory
 
 
@@ -31,6 +32,17 @@ class Appended(NamedTuple):
     size_before: int
     size_after: int
     findings: tuple[str, ...] = ()
+
+
+def stands_for_folder(path: str) -> bool:
+    """Whether it is a folder, or the index in one that stands for it: nothing is appended there."""
+    return is_folder(path) or is_index(path) or path.endswith(".index.json")
+
+
+def _refuse_folder(path: str) -> None:
+    if stands_for_folder(path):
+        text = "a folder is never edited in place: there is nothing to give back"
+        raise NothingToDo(text, path=path, hint="name the file that was edited")
 
 
 def refuse_place(source: Source) -> None:
@@ -96,6 +108,7 @@ def undo(path: str, limits: Limits = DEFAULT, *, fsync: bool = True) -> tuple[in
     The file that remains is read whole first, as strictly as any. Raises NothingToDo when the
     file was not edited in place, OutputError, and whatever reading raises.
     """
+    _refuse_folder(path)
     with open_source(path) as source:
         try:
             refuse_place(source)
@@ -119,6 +132,7 @@ def recover(path: str, limits: Limits = DEFAULT, *, fsync: bool = True) -> tuple
     Raises NothingToDo without a journal, OutputError when it does not agree with the file,
     and what `read_directory` raises when the former file would be no archive.
     """
+    _refuse_folder(path)
 
     def check(source: Source, length: int) -> None:
         read_directory(source.window(Span(0, length)), limits)

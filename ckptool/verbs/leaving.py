@@ -110,7 +110,7 @@ def result_notes(
     return tuple(dict.fromkeys(notes))
 
 
-_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "dcp-folder", "unpacked"))
+_NOT_AGAIN = frozenset(("no-checksums", "edited-in-place", "dcp-folder", "unpacked", "zero-folder"))
 
 
 def _unchanged(

@@ -34,6 +34,13 @@ def clean_name(path: str) -> str:
     return f"{named[: named.rindex(word)]}{word}.safetensors"
 
 
+def part_name(path: str, is_folder: bool, suffix: str = ".pth") -> str:
+    """`net.pth` and the folder `net/` give `net.part.pth`; the folder of shards has another suffix."""
+    if not is_folder:
+        return suffixed(path, "part")
+    return f"{path.rstrip(os.sep).removesuffix('.pth')}.part{suffix}"
+
+
 def default_output(path: str, device: str) -> str:
     """Where --to-cpu and --to-gpu write without -o: `net.cpu.pth`, `net.cuda1.pth`."""
     return suffixed(path, device.replace(":", ""))

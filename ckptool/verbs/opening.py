@@ -70,6 +70,20 @@ def open_folder(path: str, *, strict: bool = False) -> Folder:
     return open_prefix(path, known=True, strict=strict) or Folder(path)
 
 
+def open_tree(url: str, *, known: bool = False) -> Folder | None:
+    """The prefix to walk; None where the URL names one object. Raises what `remote` raises."""
+    from ckptool.remote import open_tree
+
+    return open_tree(url, known=known)
+
+
+def is_there(url: str) -> bool:
+    """Whether something has this very name, or may have it. Raises CkptError."""
+    from ckptool.remote import is_there
+
+    return is_there(url)
+
+
 def url_sink(url: str, *, shards: bool, force: bool, beside: dict[str, str] | None) -> Sink:
     """Where outputs go that a URL names. Raises OutputError, CkptError."""
     from ckptool.remote import make_sink

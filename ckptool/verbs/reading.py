@@ -7,10 +7,11 @@ printing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError
@@ -19,9 +20,12 @@ from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder, PlaceLike, Source, is_url
 from ckptool.verbs.opening import is_folder, open_folder, open_place
 
+if TYPE_CHECKING:
+    from ckptool.formats.folders import Held
+
 _INDEX = ".index.json"
 _RANK_FILE = "_states.pt"
-_METADATA = ".metadata"
+_METADATA = re.compile(r"(?:__\d+)?\.metadata")
 
 
 class Opened(NamedTuple):
@@ -39,22 +43,16 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) 
     naming the file.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
-    if path is not None and path.endswith(_INDEX) and (is_url(path) or os.path.isfile(path)):
-        folder = open_folder(os.path.dirname(path) or ".", strict=strict)
-        yield _sharded(folder, limits, os.path.basename(path))
-        return
     notes: tuple[Note, ...] = ()
-    if path is not None and is_index(path):
-        path = os.path.dirname(path) or "."
-    if path is not None and is_folder(path):
-        from ckptool.formats.folders import look, read_folder
-
-        folder = open_folder(path, strict=strict)
-        held = look(folder)
+    asked = None if path is None else meant(path, strict=strict)
+    if asked is not None:
+        folder, held = asked
         if held.is_index:
+            from ckptool.formats.folders import read_folder
+
             yield Opened(read_folder(folder, limits, held), None)
             return
-        place, notes = os.path.join(path, held.name), held.notes
+        place, notes = os.path.join(folder.path, held.name), held.notes
     source, said = open_place(place, strict=strict)
     with source:
         try:
@@ -65,6 +63,23 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) 
             raise
         notes += _of_a_folder(path)
         yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+
+
+def meant(path: str, *, strict: bool = False) -> tuple[Folder, Held] | None:
+    """The folder that a path stands for (its own, or that of an index in it), and what is to be read
+    there; None for a file. Raises what `look` raises.
+    """
+    from ckptool.formats.folders import Held, look
+
+    if path.endswith(_INDEX) and (is_url(path) or os.path.isfile(path)):
+        folder = open_folder(os.path.dirname(path) or ".", strict=strict)
+        return folder, Held(os.path.basename(path), "hf-shards")
+    if is_index(path):
+        path = os.path.dirname(path) or "."
+    if not is_folder(path):
+        return None
+    folder = open_folder(path, strict=strict)
+    return folder, look(folder)
 
 
 def _of_a_folder(path: str | None) -> tuple[Note, ...]:
@@ -81,11 +96,5 @@ def _of_a_folder(path: str | None) -> tuple[Note, ...]:
 
 
 def is_index(path: str) -> bool:
-    """Whether this is the `.metadata` of a DCP folder, which stands for the folder."""
-    return os.path.basename(path) == _METADATA and os.path.isfile(path)
-
-
-def _sharded(folder: Folder, limits: Limits, index: str | None) -> Opened:
-    from ckptool.formats import hf_shards
-
-    return Opened(hf_shards.read(folder, limits, index), None)
+    """Whether this is the `.metadata` of a DCP folder, or a rank's, which stands for the folder."""
+    return _METADATA.fullmatch(os.path.basename(path)) is not None and os.path.isfile(path)

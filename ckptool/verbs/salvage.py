@@ -6,21 +6,25 @@ Must not know: containers' insides, printing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
-from ckptool.errors import CkptError, LimitExceeded, Unsupported
+from ckptool.errors import CkptError, LimitExceeded
 from ckptool.formats import read
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.audit import members_of, storage_members
-from ckptool.formats.salvage import remains
+from ckptool.formats.audit import members_of, piece_members, storage_members
+from ckptool.formats.folders import Held, read_folder
+from ckptool.formats.salvage import refuse_layout, remains, remains_of_folder
 from ckptool.formats.salvage_parts import Kept, without
+from ckptool.formats.salvaged import Remains
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import PlaceLike, Source
+from ckptool.places import Folder, PlaceLike, Source, reopen
 from ckptool.verbs.deciding import Decision
-from ckptool.verbs.opening import is_folder, open_place
+from ckptool.verbs.opening import open_place
+from ckptool.verbs.reading import meant
 from ckptool.verbs.verify_sums import Progress, checksums
 
 WITH_IT = "left out as a whole, since tensors of it are lost"
@@ -29,14 +33,15 @@ WRONG = "its bytes do not have their recorded checksum"
 
 class Rescue(NamedTuple):
     """A file as far as it can be read: `error` is why a strict reading refuses it (None: it does
-    not), `lost` says of storages what became of them, `records` names damaged records that are
-    no storages.
+    not), `lost` says of storages what became of them, `absent` of keys that nothing else is known
+    of, `records` names damaged records that are no storages.
     """
 
     checkpoint: Checkpoint
     lost: dict[str, str]
     error: CkptError | None = None
     records: tuple[str, ...] = ()
+    absent: Mapping[str, str] = {}
 
 
 def rescue(source: Source, limits: Limits = DEFAULT, progress: Progress | None = None) -> Rescue:
@@ -83,17 +88,56 @@ def after_refusal(
     return Rescue(left.checkpoint, lost, error)
 
 
+def rescue_folder(folder: Folder, held: Held, limits: Limits = DEFAULT) -> Rescue:
+    """The same of a folder that is read as a whole. Raises also Unsupported for a layout of which
+    nothing can be told.
+    """
+    refuse_layout(held)
+    error, left = None, None
+    try:
+        checkpoint = read_folder(folder, limits, held)
+    except LimitExceeded:
+        raise
+    except CkptError as refusal:
+        error = refusal
+        left = _remains_of(folder, held, limits, refusal)
+        checkpoint = left.checkpoint
+    lost = _wrong_pieces(checkpoint) | (left.lost if left else {})
+    return Rescue(checkpoint, lost, error, absent=left.absent if left else {})
+
+
+def _remains_of(folder: Folder, held: Held, limits: Limits, refusal: CkptError) -> Remains:
+    """Raises `refusal` where nothing can be told in spite of it."""
+    try:
+        return remains_of_folder(folder, held, limits)
+    except CkptError:
+        raise refusal from None
+
+
+def _wrong_pieces(checkpoint: Checkpoint) -> dict[str, str]:
+    """Storages of which a piece does not have its recorded checksum."""
+    lost: dict[str, str] = {}
+    for number, members in piece_members(checkpoint).items():
+        with reopen(checkpoint.sources[number]) as source:
+            for member, found in zip(members, checksums(source, members), strict=True):
+                if found.problem or found.crc != member.crc:
+                    lost[member.storage or ""] = found.problem.text if found.problem else WRONG
+    return lost
+
+
 class Salvaged(NamedTuple):
     """What `convert --salvage` starts from: as `reading.Opened`, with what is left out of it."""
 
     checkpoint: Checkpoint
-    source: Source
+    source: Source | None
     kept: Kept
+    absent: Mapping[str, str] = {}
 
     @property
     def lost(self) -> tuple[tuple[str, str], ...]:
         """(name, what became of it) of tensors, and of entries that go as a whole with them."""
-        return (*self.kept.gone, *((name, WITH_IT) for name in sorted(self.kept.entries)))
+        entries = ((name, WITH_IT) for name in sorted(self.kept.entries))
+        return (*self.absent.items(), *self.kept.gone, *entries)
 
     def without_lost(self, decision: Decision, target: str) -> Decision:
         """The same decision, with what is lost cut out. Raises Unsupported where a container that
@@ -113,23 +157,34 @@ class Salvaged(NamedTuple):
 def salvaged(
     place: PlaceLike, limits: Limits = DEFAULT, progress: Progress | None = None
 ) -> Iterator[Salvaged]:
-    """Open a damaged file. Raises CkptError when no tensor of it is whole, naming the file."""
-    if is_folder(place) or str(place).endswith(".index.json"):
-        raise Unsupported("--salvage takes one file", hint="give the damaged shard by itself")
+    """Open a damaged file or folder. Raises CkptError when no tensor of it is whole, naming the file."""
+    path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
+    asked = None if path is None else meant(path, strict=True)
+    notes: tuple[Note, ...] = ()
+    if asked is not None:
+        folder, held = asked
+        if held.is_index:
+            yield _ready(rescue_folder(folder, held, limits), None, ())
+            return
+        place, notes = os.path.join(folder.path, held.name), held.notes
     source, said = open_place(place, strict=True)
     with source:
-        found = rescue(source, limits, progress)
-        damaged = found.error is not None or found.lost or found.records
-        checkpoint = _apart(found.checkpoint) if damaged else found.checkpoint
-        kept = without(checkpoint, found.lost)
-        if found.lost and not any(table.tensors for table in kept.checkpoint.tables):
-            raise CkptError(
-                "no tensor of a state_dict is whole: nothing to write",
-                path=source.name, slug="truncated", hint="find another copy",
-            )  # fmt: skip
-        notes = (*said, *_notes(found, kept))
-        ready = kept.checkpoint._replace(notes=(*notes, *checkpoint.notes))
-        yield Salvaged(ready, source, kept)
+        yield _ready(rescue(source, limits, progress), source, (*notes, *said))
+
+
+def _ready(found: Rescue, source: Source | None, said: tuple[Note, ...]) -> Salvaged:
+    """Raises CkptError when nothing is left."""
+    damaged = found.error is not None or found.lost or found.records
+    checkpoint = _apart(found.checkpoint) if damaged else found.checkpoint
+    kept = without(checkpoint, found.lost)
+    gone = found.lost or found.absent
+    if gone and not any(table.tensors for table in kept.checkpoint.tables):
+        raise CkptError(
+            "no tensor of a state_dict is whole: nothing to write",
+            path=found.checkpoint.file, slug="truncated", hint="find another copy",
+        )  # fmt: skip
+    notes = (*said, *_notes(found, kept), *checkpoint.notes)
+    return Salvaged(kept.checkpoint._replace(notes=notes), source, kept, found.absent)
 
 
 def _apart(checkpoint: Checkpoint) -> Checkpoint:
@@ -152,10 +207,11 @@ def _notes(found: Rescue, kept: Kept) -> Iterator[Note]:
         yield Note(_SLUG, f"the input is damaged: {found.error.text}")
     for name in found.records:
         yield Note(_SLUG, f"the record '{name}' is damaged and left out; it holds no tensor")
-    for name, why in kept.gone[:_LISTED]:
+    gone = (*found.absent.items(), *kept.gone)
+    for name, why in gone[:_LISTED]:
         yield Note(_SLUG, f"lost: {name} ({why})")
-    if len(kept.gone) > _LISTED:
-        yield Note(_SLUG, f"lost: and {len(kept.gone) - _LISTED:,} more tensors")
+    if len(gone) > _LISTED:
+        yield Note(_SLUG, f"lost: and {len(gone) - _LISTED:,} more tensors")
     for name in sorted(kept.entries):
         yield Note(_SLUG, f"'{name}' is {WITH_IT}")
     unproven = _unproven(kept.checkpoint)

@@ -16,10 +16,11 @@ from ckptool.formats.audit import Member, archive_of, members_of
 from ckptool.formats.audit_users import users_of
 from ckptool.formats.audit_zip import odd_layout
 from ckptool.formats.judge import CODE as COULD_RUN
+from ckptool.formats.salvage import SALVAGED_FOLDERS
 from ckptool.limits import Limits
 from ckptool.places import Source
 from ckptool.spans import Span
-from ckptool.verbs.naming import clean_name, suffixed
+from ckptool.verbs.naming import clean_name, part_name
 from ckptool.verbs.salvage import WRONG
 from ckptool.verbs.verify_finite import count_nonfinite
 from ckptool.verbs.verify_report import CODE, DAMAGE, NUMBERS, Finding, Numbers
@@ -131,18 +132,19 @@ def _counted(number: int, word: str) -> str:
 
 
 # -- what to do --------------------------------------------------------------------------------
+def salvage_note(file: str, output: str) -> Note:
+    """The command that takes what is whole."""
+    text = "take another copy of it, or what is whole of this one"
+    return Note("salvage", text, convert_command(file, f"--salvage -o {quote(output)}"))
+
+
 def mends(checkpoint: Checkpoint, damaged: bool, whole_count: int, code: bool) -> Iterator[Note]:
     """The commands that take what is whole, or what cannot run."""
     if "inspect-only" in checkpoint.traits or not whole_count:
         return
     file = checkpoint.file
     if damaged:
-        options = f"--salvage -o {quote(suffixed(file, 'part'))}"
-        yield Note(
-            "salvage",
-            "take another copy of it, or what is whole of this one",
-            convert_command(file, options),
-        )
+        yield salvage_note(file, part_name(file, checkpoint.format in SALVAGED_FOLDERS))
     elif code and checkpoint.weights is not None:
         options = f"-o {quote(clean_name(file))}"
         yield Note(

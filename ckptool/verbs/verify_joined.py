@@ -6,7 +6,7 @@ Must not know: printing, where those records come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptool.checkpoint import Checkpoint
@@ -15,47 +15,79 @@ from ckptool.formats import TITLES
 from ckptool.formats.audit import Member
 from ckptool.formats.audit_users import lost_tensors, named_tensors, users_of
 from ckptool.formats.folders import Held, read_folder
+from ckptool.formats.salvage import SALVAGED_FOLDERS
 from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
 from ckptool.verbs.report import title_of
+from ckptool.verbs.salvage import rescue_folder
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, Sum, checksums
 
-_OF_INSPECT = ("dcp-folder", "unpacked")  # what to do with it
+_OF_INSPECT = ("dcp-folder", "unpacked", "zero-folder")  # what to do with it
 
 
 def verify_joined(
     folder: Folder, held: Held, finite: bool, limits: Limits, progress: Progress | None
 ) -> Verification:
     """Check all of it. A folder that cannot be read is a finding, not an error."""
-    title = TITLES[held.layout]
     try:
         checkpoint = read_folder(folder, limits, held)
     except CkptError as error:
-        return Verification(
-            folder.path, held.layout, title, 0, (_refused(error),),
-            safe=False if error.slug == "unsafe-pickle" else None, notes=held.notes,
-        )  # fmt: skip
+        return _refused(folder, held, error, limits)
     records = _Records(checkpoint, progress)
     records.check()
     lost = records.lost
     numbers, strange = odd_numbers(None, checkpoint, lost, progress) if finite else (None, [])
     code = list(code_findings(None, checkpoint, limits))
     count = sum(1 for _ in named_tensors(checkpoint))
+    damaged = bool(records.wrong) and held.layout in SALVAGED_FOLDERS
     return Verification(
         folder.path, held.layout, title_of(checkpoint), checkpoint.size_bytes,
         (*records.wrong, *code, *strange),
         safe=not code, tensor_count=count, lost=lost_tensors(checkpoint, lost),
         coverage=records.coverage,
         numbers=numbers,
-        notes=(*(n for n in checkpoint.notes if n.slug not in _OF_INSPECT), *mends(checkpoint, False, count, bool(code))),
+        notes=(*(n for n in checkpoint.notes if n.slug not in _OF_INSPECT), *mends(checkpoint, damaged, count - len(lost), bool(code))),
     )  # fmt: skip
 
 
-def _refused(error: CkptError) -> Finding:
+def _refused(folder: Folder, held: Held, error: CkptError, limits: Limits) -> Verification:
+    """What is wrong, and which tensors are whole in spite of it, where that can be told."""
+    main = _of_error(error, folder)
+    title, code = TITLES[held.layout], error.slug == "unsafe-pickle"
+    try:
+        found = rescue_folder(folder, held, limits)
+    except CkptError:
+        return Verification(folder.path, held.layout, title, 0, (main,),
+                            safe=False if code else None, notes=held.notes)  # fmt: skip
+    checkpoint = found.checkpoint
+    lost = lost_tensors(checkpoint, found.lost)
+    known = list(code_findings(None, checkpoint, limits))
+    count = sum(1 for _ in named_tensors(checkpoint))
+    return Verification(
+        folder.path, held.layout, title_of(checkpoint), checkpoint.size_bytes,
+        (*_causes(main, lost), *known), safe=not known, tensor_count=count, lost=lost,
+        notes=(*held.notes, *mends(checkpoint, True, count - len(lost), bool(known))),
+    )  # fmt: skip
+
+
+def _causes(main: Finding, lost: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """One finding a cause, named by its tensors; the error itself where it is none of them."""
+    causes: dict[str, list[str]] = {}
+    for name, why in lost:
+        causes.setdefault(why, []).append(name)
+    if main.text not in causes:
+        yield main._replace(keys=() if causes else main.keys)
+    for why, names in causes.items():
+        same = why == main.text
+        yield Finding(main.slug, why, 2, keys=tuple(names), member=main.member if same else None)
+
+
+def _of_error(error: CkptError, folder: Folder) -> Finding:
     keys = (error.key,) if error.key else tuple(error.findings)
-    return Finding(error.slug, error.text, 2, keys=keys, member=error.member or error.path,
+    path = None if error.path == folder.path else error.path
+    return Finding(error.slug, error.text, 2, keys=keys, member=error.member or path,
                    offset=error.offset)  # fmt: skip
 
 

@@ -16,8 +16,10 @@ from ckptool.formats.folders import look
 from ckptool.formats.hf_index import Index, read_index
 from ckptool.limits import Limits
 from ckptool.places import Folder
+from ckptool.verbs.naming import part_name
 from ckptool.verbs.opening import open_folder, open_place
 from ckptool.verbs.verify_file import verify_source
+from ckptool.verbs.verify_findings import salvage_note
 from ckptool.verbs.verify_report import Coverage, Finding, Numbers, Verification
 from ckptool.verbs.verify_sums import Progress
 from ckptool.verbs.verify_torch import Loading
@@ -85,6 +87,8 @@ class _Folder:
             done += self.folder.size_of(name)
         if not any(finding.status == 2 for finding in self.findings):
             notes += self._against_index()
+        if self.lost and len(self.lost) < len(index.files):
+            notes += (salvage_note(path, part_name(self.folder.path, True, ".safetensors")),)
         safes = {shard.safe for shard in self.shards}
         return Verification(
             path, NAME, TITLES[NAME], index.size_bytes + total, tuple(self.findings),

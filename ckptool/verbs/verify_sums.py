@@ -52,6 +52,7 @@ def checksums(
     """
     groups = _grouped(members)
     total = sum(group.span.size for group in groups)
+    source.will_read(group.span for group in groups)
     job = _Job(source, groups)
     wanted = min(_MOST_THREADS, os.cpu_count() or 1, total // _WORTH_A_THREAD, len(groups))
     if wanted < 2 and progress is None:

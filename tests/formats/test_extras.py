@@ -172,7 +172,6 @@ def test_a_big_endian_numpy_scalar():
         call("__builtin__.set"),
         call("__builtin__.set", 3),
         call("collections.OrderedDict", 3),
-        call("collections.OrderedDict", [[1], 2, [3, 4, 5]]),
         call("argparse.Namespace", 1),
         name("argparse", "Namespace") + b")\x81K\x01b",
         name("os", "system"),

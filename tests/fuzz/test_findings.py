@@ -214,3 +214,56 @@ def test_a_tar_with_a_number_too_long_to_be_printed_is_refused():
         "pickle": head + HOOKS + b".",
     }
     assert refusal(tar(members)).slug == "pickle-invalid"
+
+
+THEY = tensor(storage("1", 6))
+LISTED = b"](" + tensor() + THEY + b"e"
+ONE = dictionary(("w", tensor()))
+DROPPED = {
+    "a deque of more items than its room": call("collections.deque", b"]", 1) + b"(" + tensor() + THEY + b"e",
+    "a deque of a list longer than its room": call("collections.deque", LISTED, 1),
+    "a deque whose first item is set again": call("collections.deque", LISTED) + op(0) + tensor() + b"s",
+    "a deque of the rows of a tensor": call("collections.deque", tensor()),
+    "a deque of the keys of a dict": call("collections.deque", ONE),
+    "a set of the rows of a tensor": call("builtins.set", tensor()),
+    "a Counter of a list": call("collections.Counter", LISTED),
+    "an OrderedDict of the rows of a tensor": call("collections.OrderedDict", tensor()),
+    "a defaultdict of the rows of a tensor": call("collections.defaultdict", None, tensor()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", DROPPED)
+def test_containers_that_hold_other_things_than_are_written_are_refused(what, file):
+    """Tensors that torch drops, or never makes, were exported."""
+    data = archive(pickled(dictionary(("w", tensor()), ("x", DROPPED[what]))), {"0": SIX, "1": SIX})
+    assert refusal(data).slug == "pickle-invalid"
+    assert converted(file(data), "safetensors") == "pickle-invalid"
+
+
+HELD = {
+    "a deque with room": (call("collections.deque", b"]", 2) + b"(" + tensor() + THEY + b"e", [0, 1]),
+    "a deque as Python 2 writes it": (call("collections.deque", LISTED, 2), [(0, 0), (0, 1)]),
+    "a deque without bounds": (call("collections.deque", LISTED, None), [(0, 0), (0, 1)]),
+    "a set of a list": (call("builtins.set", LISTED), [(0, 0), (0, 1)]),
+    "a defaultdict of a dict": (call("collections.defaultdict", None, ONE), ["w"]),
+    "a Counter of a dict": (call("collections.Counter", ONE), ["w"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_containers_that_hold_what_is_written(what):
+    body, inside = HELD[what]
+    checkpoint = read_bytes(archive(pickled(dictionary(("x", body))), {"0": SIX, "1": SIX}))
+    steps = [at if isinstance(at, tuple) else (at,) for at in inside]
+    assert [t.path for t in checkpoint.tensors] == [("x", *step) for step in steps]
+
+
+@pytest.mark.parametrize("kind", ["defaultdict", "Counter"])
+def test_a_dict_made_of_a_dict_has_the_keys_that_python_gives_it(kind, file):
+    """They were called `1.w` and `0.w`, by the place of the argument."""
+    args = (None, ONE) if kind == "defaultdict" else (ONE,)
+    path = file(archive(pickled(call(f"collections.{kind}", *args))))
+    theirs = torch.load(path, weights_only=False)
+    assert list(ckptool.load(path)) == list(theirs) == ["w"]
+    assert converted(path, "safetensors") is None
+    assert list(ckptool.load(path.with_name("out.pth"))) == ["w"]

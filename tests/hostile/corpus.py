@@ -9,7 +9,18 @@ import os
 import sys
 from pathlib import Path
 
-from hostile import archives, calls, controls, files, headers, resources, streams, tensors, texts
+from hostile import (
+    archives,
+    calls,
+    controls,
+    doubles,
+    files,
+    headers,
+    resources,
+    streams,
+    tensors,
+    texts,
+)
 from hostile.cases import Case, Content
 
 CORPUS: dict[str, Case] = {
@@ -22,6 +33,7 @@ CORPUS: dict[str, Case] = {
         ("zip", archives.CASES),
         ("tensor", tensors.CASES),
         ("resource", resources.CASES),
+        ("double", doubles.CASES),
         ("text", texts.CASES),
         ("header", headers.CASES),
         ("file", files.CASES),

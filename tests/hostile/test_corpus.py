@@ -16,9 +16,9 @@ from hostile.runner import TAKES_OUT, TASKS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runner forks")
 
-CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800"
+    "\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 SHARED_CPU = 2
 """CPU seconds on a core that others use, for one second on a core of one's own."""
@@ -61,7 +61,7 @@ def held(case, task, row):
         yield f"a traceback: {text[-2000:]}"
     if row["status"] not in (0, 1, 2):
         yield f"exit status {row['status']}: {row['err'][-300:]}"
-    if found := CONTROL.search(text):
+    if found := UNSEEN.search(text):
         yield f"{found.group()!r} reaches the terminal"
     if row["cpu"] > case.seconds * SHARED_CPU * CALLS.get(task, 1):
         yield f"{row['cpu']:.1f} s"

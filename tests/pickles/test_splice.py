@@ -592,7 +592,7 @@ def test_the_last_memo_slot_leaves_no_room_for_a_new_one():
     with pytest.raises(PickleInvalid, match="last memo slot"):
         splice(walked, Edits(strings=dict.fromkeys(walked.root.starts[1:], "b")))
     out = splice(walked, Edits(strings={walked.root.starts[2]: "b"}))
-    assert walk(out).root.items == ["a", "a", "b"]
+    assert walk(out).root.items == ("a", "a", "b")
 
 
 def test_a_root_that_holds_itself_can_be_renamed_and_cut():

@@ -232,7 +232,7 @@ def test_each_opcode_that_names_or_calls(name):
         assert walked.persistent == [root]
     else:
         assert (root.op, root.fn.full) == (kind, "nowhere.Thing")
-        assert items_of(root.args) == ([] if name == "BUILD" else [1])
+        assert items_of(root.args) == (() if name == "BUILD" else (1,))
         assert walked.calls == [root]
         assert (root.state is not None) == (name == "BUILD")
         assert (root.kwargs is not None) == (name == "NEWOBJ_EX")
@@ -662,6 +662,6 @@ def test_raw_knows_its_payload_bytes():
 def test_persistent_ids_as_torch_writes_them():
     data = dump({"a": Tensor(Storage("0", "cuda:0"))}, 2)
     (pers,) = walk(data).persistent
-    assert pers.pid.items[2:] == ["0", "cuda:0", 4]
+    assert pers.pid.items[2:] == ("0", "cuda:0", 4)
     assert load(data)["a"].storage.location == "cuda:0"
     assert io.BytesIO(data).read(2) == b"\x80\x02"
