@@ -256,7 +256,7 @@ def convert(
     [("drop", "fc.*"), ("rename", "^net", "model")].
     `jobs` threads write at one time, or the workers of `engine`: any concurrent.futures.Executor
     (one of processes, mpi4py's, Dask's), or "dask=tcp://HOST:PORT"; `resume` goes on from a run that
-    was killed, and keeps what is done of one that fails.
+    was killed, and keeps what is done of one that fails. Into a bucket they share out shards alone.
     Without `output`, to_cpu writes `net.cpu.pth` and to_gpu=1 `net.cuda1.pth` beside the input.
     Raises CkptError; then nothing was written.
     """

@@ -1,7 +1,8 @@
 """The book of a run whose tasks are whole objects: a small object beside them.
 
 Knows: whose run it is, which objects are done, who may go on. Must not know: plans, tasks.
-An object cannot be added to: the book is put anew after each task. Its mark names the driver that
+An object cannot be added to: the book is put anew, soon after each task; a killed driver's may be
+a little behind, and then the marks of the objects tell (`remote_tasks`). The book's own mark names the driver that
 has the run; a worker or driver that finds another mark there, or no book, leaves off. Nobody can
 tell from afar whether a driver still lives, so that only `--resume` and `-f` take a book over.
 It is hostile input like any other object: obeyed for the very plan alone, and what it calls done
@@ -11,7 +12,9 @@ is looked at again.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, NamedTuple
 
 from ckptool.errors import OutputError, SpecialFile
@@ -21,6 +24,8 @@ from ckptool.remote_urls import Located, locate
 NAME = ".ckptool-tasks"
 """Of the object, under the prefix."""
 _MAGIC = "ckptool-objects"
+_RUN = re.compile("[0-9a-f]{16}")  # it goes into the metadata of objects
+_PAUSE = 2.0  # seconds: Google's store takes one write of an object a second
 _TAKEN = "wait for it; a run that was killed is gone on with by --resume, and begun anew by -f"
 
 
@@ -51,6 +56,8 @@ class ObjectBook:
         self._store = Store(place, mark=driver)
         self._head: dict[str, Any] = {}
         self._done: dict[str, Kept] = {}
+        self._unsaved = False
+        self._saved = 0.0
 
     def read(self) -> Found | None:
         """What lies there."""
@@ -67,15 +74,26 @@ class ObjectBook:
         self._head = {"book": _MAGIC, "version": 1, "plan": plan, "run": run}
         self._done = dict(done)
         try:
-            self._store.put(self._data(), create=create)
+            self._save(create=create)
         except FileExistsError:
             raise busy(self.place) from None
 
     def add(self, name: str, kept: Kept) -> None:
-        """One more object is done. Raises as `check`."""
+        """One more object is done; soon the book says so. Raises as `check`."""
         self._done[name] = kept
-        self.check()
-        self._store.put(self._data(), create=False)
+        self._unsaved = True
+        if monotonic() - self._saved > _PAUSE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let the book say all that is done. Raises as `check`."""
+        if self._unsaved:
+            self.check()
+            self._save(create=False)
+
+    def _save(self, *, create: bool) -> None:
+        self._store.put(self._data(), create=create)
+        self._unsaved, self._saved = False, monotonic()
 
     def is_mine(self) -> bool:
         """Whether this driver has the run."""
@@ -114,7 +132,7 @@ def _parsed(data: bytes) -> Found:
         if not isinstance(head, dict) or (head["book"], head["version"]) != (_MAGIC, 1):
             return Found("")
         plan, run, rows = head["plan"], head["run"], head["done"]
-        if not (isinstance(plan, str) and isinstance(run, str) and isinstance(rows, dict)):
+        if not (isinstance(plan, str) and _RUN.fullmatch(run) and isinstance(rows, dict)):
             return Found("")
         return Found(plan, run, {name: _kept(*row) for name, row in rows.items()})
     except (ValueError, TypeError, KeyError, RecursionError):

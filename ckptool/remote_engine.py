@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from threading import Lock
+from time import sleep
 from typing import Any
 
 from ckptool import __version__
@@ -43,6 +44,7 @@ from ckptool.values import RECIPES
 from ckptool.writing import write
 
 _PATIENCE = 30.0  # seconds for workers to find out that the run was given up: they ask every 10
+_GRACE = 2.0  # seconds for one that has just asked; Dask calls those cancelled that still run
 
 
 def send_by(
@@ -143,6 +145,7 @@ class _Run:
         self._kept: dict[int, Kept] = {}  # done by an earlier run
         self._again: set[int] = set()
         self._foreign: list[str] = []  # names of what -f replaces
+        self._asked = 0
         self._stored: dict[int, Stored] = {}
         self._notes: list[str] = []
 
@@ -150,11 +153,11 @@ class _Run:
     def begin(self) -> None:
         """See what lies there, take the book. Raises OutputError for what may not be replaced."""
         there = set(self._sink.folder.list())
-        inside = [o.name for o in self._plan.outputs if o.name not in self._sink.beside]
-        refuse_mixed(self._sink.path, sorted(there), inside)
         plan = digest(self._plan, 0, __version__, self._check)
         old = self._book.read() if NAME in there else None
         found = self._adopted(old, plan)
+        inside = [o.name for o in self._plan.outputs if o.name not in self._sink.beside]
+        refuse_mixed(self._sink.path, sorted(there), inside)
         self._sort_outputs()
         self._look_around(there, found)
         kept = {self._plan.outputs[number].name: row for number, row in self._kept.items()}
@@ -230,6 +233,7 @@ class _Run:
     def tasks(self) -> list[ObjectTask]:
         """Those that are not done; the largest first, so that none is left alone at the end."""
         left = [number for number in self._places if number not in self._kept]
+        self._asked = len(left)
         left.sort(key=lambda number: -self._plan.outputs[number].size_bytes)
         return [self._task(number) for number in left]
 
@@ -255,9 +259,10 @@ class _Run:
 
     def left(self, error: BaseException, running: list[Future[Any]]) -> None:
         """Other workers may still be at it: what they are sending must not be seen later on."""
-        if not self._far or not running or self._helps(error):
+        if not self._far or self._helps(error) or len(self._stored) == self._asked:
             return
         self._quietly(self._give_up)
+        sleep(_GRACE)
         wait(running, _PATIENCE)
 
     def _give_up(self) -> None:
@@ -285,22 +290,23 @@ class _Run:
         self._book.remove()
 
     def _confirm(self, number: int, verify: Callable[[Source], object] | None) -> None:
-        place, meta = self._places[number], self._meta(number)
+        place = self._places[number]
         try:
-            source = open_object(place)
-        except SpecialFile as error:
-            text = "it was removed after it had been sent"
-            raise OutputError(text, path=place.name, hint=AGAIN) from error
-        with source:
-            if (source.size, source.address.identity) != meta:
-                text = "it was replaced after it had been sent"
-                hint = "does another program write there? Give another -o"
-                raise OutputError(text, path=place.name, hint=hint)
-            if verify:
-                verify(source)
+            with open_object(place) as source:
+                if (source.size, source.address.identity) != self._meta(number):
+                    raise InputChanged("another version")
+                if verify:
+                    verify(source)
+        except (SpecialFile, InputChanged) as error:
+            what = "removed" if isinstance(error, SpecialFile) else "replaced"
+            raise OutputError(
+                f"it was {what} after it had been sent", path=place.name,
+                hint="does another program write there? Give another -o",
+            ) from error  # fmt: skip
 
     def _meta(self, number: int) -> tuple[int, tuple[str, ...]]:
-        return tuple(self._kept[number].meta if number in self._kept else self._stored[number].meta)  # type: ignore[return-value]
+        row = self._kept[number] if number in self._kept else self._stored[number]
+        return row.meta.size, row.meta.identity
 
     def written(self) -> Written:
         """What was written, results in the order of the plan."""
@@ -336,6 +342,7 @@ class _Run:
             if isinstance(found, EngineError) and found.hint == AGAIN:
                 found.hint = "with --resume, what is done would have been kept"
             return _with(found, self._quietly(self._remove_sent))
+        self._quietly(self._book.flush)
         if isinstance(found, KeyboardInterrupt):
             return KeyboardInterrupt(AGAIN)
         if isinstance(found, CkptError) and found.slug != "output-busy":

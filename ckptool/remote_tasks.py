@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
-from ckptool.errors import OutputError
+from ckptool.errors import CkptError, OutputError
 from ckptool.executors import prepare
 from ckptool.plans import Made, Output, Recipe
 from ckptool.ranges import write_whole
@@ -125,5 +125,10 @@ class _Watch:
         if self._progress:
             self._progress(done)
         if monotonic() - self._asked > _ASK:
-            self.book.check()
             self._asked = monotonic()
+            try:
+                self.book.check()
+            except OutputError:
+                raise
+            except CkptError:  # no answer: it is asked again, at the latest before the end
+                return

@@ -81,8 +81,10 @@ def dying(task, number=2):
     return engines.run_task(task)
 
 
-def dying_sender(task, method="write", number=2):
-    """A worker that is killed right after this method of its upload, the first time one task runs."""
+def dying_sender(task, method="write", number=2, after=0):
+    """A worker that is killed right after this method of its upload (when so many bytes were taken),
+    the first time one task runs.
+    """
     mark = Path(task.sources[0].uri).parent / "died"
     if task.number == number and not mark.exists():
         mark.write_text(str(os.getpid()))
@@ -90,7 +92,8 @@ def dying_sender(task, method="write", number=2):
 
         def killed(self, *args, **words):
             real(self, *args, **words)
-            os.kill(os.getpid(), 9)
+            if self.written() >= after:
+                os.kill(os.getpid(), 9)
 
         setattr(remote_sink.ObjectTarget, method, killed)
     return remote_tasks.send_far(task)

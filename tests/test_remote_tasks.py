@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from engines_support import CONVERSIONS, convert, digests, make
+from remote_support import serving
 from verbs_support import cli
 
 import ckptool
@@ -39,8 +41,12 @@ def plain(source, tmp_path_factory):
 @pytest.fixture
 def bucket(monkeypatch):
     """One bucket for all of s3://."""
-    store = obstore.store.MemoryStore()
-    monkeypatch.setattr(remote_stores, "_made", lambda place, reading: store)
+    store, real = obstore.store.MemoryStore(), remote_stores._made
+    monkeypatch.setattr(
+        remote_stores,
+        "_made",
+        lambda place, reading: real(place, reading) if place.is_web else store,
+    )
     return store
 
 
@@ -232,6 +238,36 @@ def test_an_address_with_a_secret_goes_to_no_worker(url):
         executors.refuse_secrets([url])
     assert "secret" not in str(caught.value).replace("a secret", "")
     assert "ab" not in caught.value.path.rpartition("?")[2]
+
+
+@pytest.mark.parametrize("target", [URL, "here"])
+def test_workers_get_no_login_threads_do(target, source, plain, bucket, tmp_path):
+    where = target if target == URL else str(tmp_path / "here")
+    with serving(files={"net.pth": source}) as site, ThreadPoolExecutor(1) as pool:
+        url = site.url("net.pth", "me:secret@127.0.0.1")
+        with pytest.raises(UsageError, match="holds a password"):
+            ckptool.convert(url, where, **WORDS, engine=pool)
+        assert names(bucket) == []
+        assert not (tmp_path / "here").exists()
+        ckptool.convert(url, where, **WORDS, jobs=2)
+    found = sent_digests(bucket) if target == URL else digests(tmp_path / "here")
+    assert found == plain["shards"][0]
+
+
+def test_a_question_without_an_answer_is_asked_again(source, bucket, monkeypatch):
+    task = task_of(source, bucket, monkeypatch)
+    monkeypatch.setattr(remote_tasks, "_ASK", 0)
+    asked, real = [], remote_book.ObjectBook.is_mine
+
+    def sometimes(self):
+        asked.append(1)
+        if len(asked) == 2:
+            raise CkptError("no answer in time", slug="remote-timeout")
+        return real(self)
+
+    monkeypatch.setattr(remote_book.ObjectBook, "is_mine", sometimes)
+    assert remote_tasks.send_far(task).meta.size == task.size
+    assert len(asked) > 2
 
 
 def task_of(source, bucket, monkeypatch):
@@ -476,6 +512,20 @@ def test_f_replaces_and_no_old_index_names_new_shards(source, plain, bucket, mon
     assert sent_digests(bucket) == plain["shards"][0]
 
 
+def test_a_killed_f_is_gone_on_with_by_f(source, plain, bucket, monkeypatch, tasks):
+    for name in plain["shards"][0]:
+        obstore.put(bucket, f"x/out/{name}", b"old")
+    interrupted(source, monkeypatch, force=True)
+    with pytest.raises(OutputError) as caught:
+        ckptool.convert(source, URL, **WORDS, resume=True)
+    assert caught.value.slug == "output-exists"
+    done = len(json.loads(content(bucket, BOOK))["done"])
+    del tasks[:]
+    ckptool.convert(source, URL, **WORDS, resume=True, force=True)
+    assert sent_digests(bucket) == plain["shards"][0]
+    assert len(tasks) == len(plain["shards"][0]) - 1 - done
+
+
 def test_what_f_cost_is_told_when_it_fails(source, plain, bucket, after):
     for name in plain["shards"][0]:
         obstore.put(bucket, f"x/out/{name}", b"old")
@@ -561,6 +611,24 @@ def test_resume_of_a_shard_nobody_wrote_down(source, plain, bucket, monkeypatch,
     assert tasks.count(lost) == 1
 
 
+def test_the_book_is_not_put_at_every_turn(source, plain, bucket, monkeypatch):
+    """Google's store refuses more than one write of an object a second."""
+    puts, real = [], remote_stores.Store.put
+
+    def put(self, data, *, create):
+        puts.append(self.place.key)
+        real(self, data, create=create)
+
+    monkeypatch.setattr(remote_stores.Store, "put", put)
+    interrupted(source, monkeypatch, count=5)
+    assert puts.count(BOOK) == 2  # at the beginning and at the end, all of it within two seconds
+    assert len(json.loads(content(bucket, BOOK))["done"]) == 5
+    monkeypatch.setattr(remote_book, "_PAUSE", 0)
+    obstore.delete(bucket, [f"x/out/{name}" for name in plain["shards"][0]])
+    ckptool.convert(source, URL, **WORDS, jobs=2, force=True)
+    assert puts.count(BOOK) == 3 + len(plain["shards"][0]) - 1
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced", "replaced with its mark"])
 def test_a_shard_that_is_not_what_was_sent_is_noticed(
     how, source, plain, bucket, monkeypatch, tasks
@@ -586,7 +654,7 @@ def test_a_shard_that_is_not_what_was_sent_is_noticed(
     assert tasks.count(name) == 2
 
 
-@pytest.mark.parametrize("what", ["input", "options"])
+@pytest.mark.parametrize("what", ["input", "options", "sizes"])
 def test_another_conversion_does_not_go_on(what, source, plain, bucket, tmp_path, monkeypatch):
     import os
 
@@ -597,12 +665,19 @@ def test_another_conversion_does_not_go_on(what, source, plain, bucket, tmp_path
     words = dict(WORDS)
     if what == "input":
         os.utime(moving, ns=(5, 5))
-    else:
+    elif what == "options":
         words["strip_module"] = True
+    else:
+        words["max_shard_size"] = "900KB"
     with pytest.raises(OutputError, match="is of another conversion") as caught:
         ckptool.convert(moving, URL, **words, resume=True)
     assert caught.value.slug == "output-exists"
     assert names(bucket) == before
+    if what == "sizes":
+        with pytest.raises(OutputError) as caught:  # shards of another count are nobody's to remove
+            ckptool.convert(moving, URL, **words, force=True, jobs=2)
+        assert caught.value.slug == "output-mixed"
+        return
     ckptool.convert(moving, URL, **words, resume=True, force=True)
     if what == "input":
         assert sent_digests(bucket) == plain["shards"][0]
@@ -691,12 +766,12 @@ def failing_method(self):
 
 
 HOSTILE = [
-    b"", b"[" * 100_000, b"[]", b'{"book": 1}', b'{"book":"ckptool-objects","version":1}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"a\\r\\nx-evil: 1","done":{}}', b"", b"[" * 100_000, b"[]", b'{"book": 1}', b'{"book":"ckptool-objects","version":1}',
     b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":7,"done":{}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"../x":[1,["a"],[]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":["1",["a"],[]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":[5,["a"],[["k",[1]]]]}}',
-    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"r","done":{"model-00001-of-00006.safetensors":[' + b"9" * 5000 + b',["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"../x":[1,["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":["1",["a"],[]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":[5,["a"],[["k",[1]]]]}}',
+    b'{"book":"ckptool-objects","version":1,"plan":"PLAN","run":"0123456789abcdef","done":{"model-00001-of-00006.safetensors":[' + b"9" * 5000 + b',["a"],[]]}}',
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from time import monotonic, sleep
 
 import engines_support as support
 import pytest
 from engines_support import CONVERSIONS, digests, make
+from readme_support import ROOT, steps
 from verbs_support import FIXTURES, cli
 
 import ckptool
@@ -102,14 +105,14 @@ def test_processes_send_the_same_bytes(name, bucket, source, tmp_path):
 
 @pytest.mark.parametrize("what", ["shards", "dcp"])
 def test_processes_read_a_folder_in_the_bucket(what, bucket, source, tmp_path):
-    here = FIXTURES / "dcp" / "fsdp"
+    here = FIXTURES / "dcp" / "mixed"
     if what == "shards":
         here = tmp_path / "in"
         ckptool.convert(source, here, max_shard_size="1500KB")
     store = obstore.store.S3Store(bucket.name, client_options={"allow_http": True})
     for file in sorted(here.iterdir()):
         obstore.put(store, f"in/{file.name}", file.read_bytes())
-    words = {"max_shard_size": "700KB" if what == "shards" else "40B"}
+    words = {"max_shard_size": "700KB" if what == "shards" else "150B"}
     with processes(2) as pool:
         ckptool.convert(f"{bucket.url}/in/", f"{bucket.url}/out/", **words, engine=pool)
     wanted = local(here, tmp_path, words)
@@ -170,6 +173,16 @@ def test_a_killed_process(method, resume, bucket, source, tmp_path, workers, mon
     assert any("gone on from" in note.text for note in done.notes)
 
 
+def test_a_process_killed_between_two_parts(bucket, large, tmp_path, workers):
+    words = {"max_shard_size": "18MB"}
+    workers(partial(support.dying_sender, number=0, after=12 << 20))
+    with processes(1) as pool, pytest.raises(EngineError):
+        ckptool.convert(large, f"{bucket.url}/out", **words, engine=pool, resume=True)
+    assert (tmp_path / "died").exists()
+    ckptool.convert(large, f"{bucket.url}/out", **words, jobs=2, resume=True)
+    assert objects(bucket) == local(large, tmp_path, words)
+
+
 # -- a driver that is killed -------------------------------------------------------------------
 def killed(source, target, count, *flags):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -222,6 +235,24 @@ def test_a_cluster_sends_the_same_bytes(bucket, large, cluster, tmp_path, capsys
     assert objects(bucket) == local(large, tmp_path, LARGE)
 
 
+def test_the_commands_of_the_guide(bucket, source, cluster, tmp_path, capsys):
+    scale = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    (block,) = [step for step in steps(scale) if step.mark == "shards"]
+    ckptool.convert(source, f"{bucket.url}/step5/", **WORDS)
+    for number, line in enumerate(block.commands):
+        line = (
+            line.replace("big.pth", str(source))
+            .replace("5GB", "700KB")
+            .replace("/out/", f"/{number}/")
+        )
+        line = line.replace("s3://bucket", bucket.url)
+        line = line.replace("tcp://HOST:8786", cluster.scheduler_address)
+        status, _, err = cli(capsys, *shlex.split(line)[1:])
+        assert status == 0, (line, err)
+        assert objects(bucket, f"{number}/") == objects(bucket, "step5/")
+    assert number == 2
+
+
 @pytest.mark.parametrize("method", ["write", "publish"])
 def test_the_task_of_a_killed_worker_runs_again(method, bucket, source, cluster, tmp_path, workers):
     workers(partial(support.dying_sender, method=method))
@@ -255,7 +286,11 @@ def test_an_interrupted_cluster_leaves_nothing(bucket, large, cluster, monkeypat
             large, f"{bucket.url}/out", max_shard_size="9MB",
             engine=f"dask={cluster.scheduler_address}",
         )  # fmt: skip
-    assert bucket.is_bare()
+    assert objects(bucket) == {}
+    until = monotonic() + 20
+    while not bucket.is_bare():  # uploads that their workers are giving up
+        assert monotonic() < until
+        sleep(0.2)
 
 
 def test_nothing_is_left_of_an_interrupted_upload(bucket, large, monkeypatch):

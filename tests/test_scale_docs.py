@@ -16,7 +16,11 @@ from remote_support import serving
 SCALE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 FIXTURES = ROOT / "tests" / "fixtures"
 BLOCKS = [step for step in steps(SCALE) if step.kind == "bash" and not step.mark]
-ELSEWHERE = {"stores": "test_remote_s3.py", "cluster": "test_engines_dask.py"}
+ELSEWHERE = {
+    "stores": "test_remote_s3.py",
+    "cluster": "test_engines_dask.py",
+    "shards": "test_remote_tasks_s3.py",
+}
 """Blocks that need a store or a cluster, and the long tests that run such commands."""
 
 
