@@ -6,7 +6,7 @@ Knows: what people want to know of a checkpoint. Must not know: printing, flags 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Checkpoint, Note, Table, Tensor
@@ -52,7 +52,10 @@ def inspect_place(
     numbers of the tensors shown. Raises CkptError, naming the file.
     """
     with opened(place, limits) as found:
-        return describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+        seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+    if hasattr(found.checkpoint.handle, "walked"):  # who shows it needs no pickle
+        return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
+    return seen
 
 
 def summarise_place(
