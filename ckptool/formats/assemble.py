@@ -34,6 +34,11 @@ class PickleHandle(NamedTuple):
     reader: TensorReader
     container: Any = None
 
+    def let_go(self) -> None:
+        """Keep what was read of the nodes, not the nodes: most of the memory of a large file."""
+        self.walked.let_go()
+        self.found.owners.clear()
+
 
 def walk_checked(data: bytes, start: int, limits: Limits, member: str) -> Walked:
     """Walk; an error names the calls that stand before the damage, since loaders run them."""

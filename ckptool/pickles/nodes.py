@@ -224,6 +224,14 @@ class Walked:
         self.builds_on_others: list[tuple[int, Any]] = []
         self.oddities: dict[str, int] = {}
 
+    def let_go(self) -> None:
+        """Forget all nodes and positions."""
+        self.root, self.data = None, b""
+        self.memo, self.memo_start = Slots([]), Slots([])
+        self.gets, self.puts = positions(b""), positions(b"")
+        for nodes in (self.calls, self.persistent, self.stack_globals, self.builds_on_others):
+            nodes.clear()
+
     def put(self, slot: int, node: Any, start: int) -> None:
         """Set a memo slot, whatever its number."""
         if slot == len(self.memo) and type(self.memo.rows) is list:

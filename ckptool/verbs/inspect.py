@@ -53,7 +53,7 @@ def inspect_place(
     """
     with opened(place, limits) as found:
         seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
-    if hasattr(found.checkpoint.handle, "walked"):  # who shows it needs no pickle
+    if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs neither pickle nor records
         return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
     return seen
 
