@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ckptool.checkpoint import Changes, Checkpoint, Note, Path
 from ckptool.errors import CkptError, UsageError
 from ckptool.formats import TITLES
+from ckptool.formats.collector import paused
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_url
@@ -91,11 +92,12 @@ def _convert(
     if request.keep_object and target in NO_DEVICES:
         raise UsageError(f"--keep-object: a {TITLES[target]} holds a state_dict, no object")
     sink = None if request.dry_run else _sink(output, target, request)
-    decision = decide(checkpoint, request, target)
-    decision = decision._replace(notes=(*fit_notes, *decision.notes))
-    if not isinstance(found, Opened):
-        decision = found.without_lost(decision, target)
-    plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
+    with paused():
+        decision = decide(checkpoint, request, target)
+        decision = decision._replace(notes=(*fit_notes, *decision.notes))
+        if not isinstance(found, Opened):
+            decision = found.without_lost(decision, target)
+        plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     mentions = mentioned(checkpoint, decision.changes)
     if isinstance(found, Opened):
         let_go(checkpoint)  # the plan has all that is written

@@ -16,6 +16,7 @@ from ckptool.checkpoint import Note, Path, Tensor
 from ckptool.differences import Aligned, Lone, Pair, Wish, align
 from ckptool.errors import CkptError, UsageError
 from ckptool.formats import TITLES
+from ckptool.formats.collector import paused
 from ckptool.keynames import Rule
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike
@@ -78,7 +79,7 @@ def diff_places(
 ) -> Diff:  # fmt: skip
     """Compare two files or folders. Raises CkptError, naming the file."""
     question = asked.question
-    with ExitStack() as stack:
+    with paused(), ExitStack() as stack:
         found, sides, files = [], [], []
         for place in (a, b):  # one pickle at a time
             found.append(stack.enter_context(opened(place, limits)))

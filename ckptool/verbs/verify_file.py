@@ -12,6 +12,7 @@ from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.formats.audit import UNPROVABLE, members_of, odd_head
 from ckptool.formats.audit_users import lost_tensors, named_tensors
+from ckptool.formats.collector import paused
 from ckptool.formats.salvage import container_of
 from ckptool.limits import Limits
 from ckptool.places import Source
@@ -25,6 +26,7 @@ from ckptool.verbs.verify_torch import loading
 _SAID = frozenset(("torchscript", "torch-package", "no-checksums"))  # said as findings
 
 
+@paused()
 def verify_source(
     source: Source, finite: bool, limits: Limits, progress: Progress | None,
     said: tuple[Note, ...] = (),
