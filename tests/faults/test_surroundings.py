@@ -220,11 +220,11 @@ def crowd(tmp_path_factory):
 
 # CPU seconds and MB that are allowed: three times, and half more, than what they took at first.
 CROWDED = {
-    "inspect": (["inspect", "{0}"], 16, 850),
-    "inspect as JSON": (["inspect", "{0}", "--json"], 16, 850),
-    "verify": (["verify", "{0}"], 16, 800),
-    "diff": (["diff", "{0}", "{0}"], 40, 1450),
-    "convert": (["convert", "{0}", "--to-cpu", "-o", "{1}/out.pth"], 20, 850),
+    "inspect": (["inspect", "{0}"], 16, 330),
+    "inspect as JSON": (["inspect", "{0}", "--json"], 16, 345),
+    "verify": (["verify", "{0}"], 16, 360),
+    "diff": (["diff", "{0}", "{0}"], 40, 500),
+    "convert": (["convert", "{0}", "--to-cpu", "-o", "{1}/out.pth"], 20, 455),
 }
 
 
