@@ -10,6 +10,7 @@ archives, `zipcut` looks for what is left of a cut one.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptool.errors import CkptError, CrcMismatch, LimitExceeded, ZipAmbiguous
@@ -27,6 +28,25 @@ EDITED = "data.pkl"
 """The one record that an in-place edit replaces."""
 
 
+class Records(Mapping[str, Entry]):
+    """Entries by their name inside the folder `top`, in file order; folders are none."""
+
+    __slots__ = ("_entries", "_lead")
+
+    def __init__(self, top: str, entries: Iterable[Entry]) -> None:
+        self._lead = f"{top}/"
+        self._entries = {entry.name: entry for entry in entries if entry.name[-1] != "/"}
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[self._lead + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name[len(self._lead) :] for name in self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class Directory(NamedTuple):
     """All entries in file order; `records` finds them by their name inside the folder `top`.
 
@@ -37,7 +57,7 @@ class Directory(NamedTuple):
 
     top: str
     entries: tuple[Entry, ...]
-    records: dict[str, Entry]
+    records: Mapping[str, Entry]
     central: Span
     links: tuple[int, ...] = ()
     older: tuple[Entry, ...] = ()
@@ -74,8 +94,7 @@ def _read_directory(source: Source, limits: Limits) -> Directory:
         entries, links, older = unfold(source, end, central, listed)
     else:
         entries = match_local_headers(source, in_order, end.offset)
-    skip = len(top) + 1
-    records = {entry.name[skip:]: entry for entry in entries if entry.name[-1] != "/"}
+    records = Records(top, entries)
     return Directory(top, entries, records, Span(end.offset, end.size), links, older)
 
 

@@ -16,6 +16,7 @@ from ckptool.cli.options import Command, model_arguments, options
 from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
 from ckptool.cli.progress import Bar
 from ckptool.errors import CkptError, UsageError
+from ckptool.formats.collector import paused
 from ckptool.verbs.inspect import Selection, inspect_place, summarise_place
 from ckptool.verbs.report import Inspection
 
@@ -159,6 +160,7 @@ def _limited(selection: Selection, style: str, keys: bool) -> Selection:
     )
 
 
+@paused()
 def _print(found: Inspection, report: dict[str, Any], style: str, flags: dict[str, Any]) -> None:
     from ckptool.render import render
 
@@ -197,6 +199,7 @@ def _print_globals(found: Inspection, say: Callable[[str], None]) -> None:
         say(f"  and {len(names) - 200:,} more names")
 
 
+@paused()
 def _print_data(reports: list[dict[str, Any]], style: str, count: int) -> None:
     from ckptool.render.structured import json_text, jsonl_text
 

@@ -34,6 +34,11 @@ class PickleHandle(NamedTuple):
     reader: TensorReader
     container: Any = None
 
+    def let_go(self) -> None:
+        """Keep what was read of the nodes, not the nodes: most of the memory of a large file."""
+        self.walked.let_go()
+        self.found.owners.clear()
+
 
 def walk_checked(data: bytes, start: int, limits: Limits, member: str) -> Walked:
     """Walk; an error names the calls that stand before the damage, since loaders run them."""
@@ -72,23 +77,23 @@ def assemble(
         found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
         reader.finish(walked)
         verdicts = judged or Judge(walked).run()
-    if not any(g.verdict == CODE for g in verdicts):
-        _must_hold_something(walked, found, source)
-    return Checkpoint(
-        file=source.name,
-        format=format_name,
-        size_bytes=source.size,
-        sources=(source.address,),
-        tables=tuple(found.tables),
-        weights=found.weights,
-        tensors=tuple(found.tensors),
-        storages=_in_file_order(walked, reader),
-        extras=top_extras(walked.root, reader, found.tables),
-        globals=tuple(_placed(row, found) for row in verdicts),
-        notes=notes + _notes(walked, found, reader),
-        handle=PickleHandle(walked, found, reader, container),
-        traits=traits,
-    )
+        if not any(g.verdict == CODE for g in verdicts):
+            _must_hold_something(walked, found, source)
+        return Checkpoint(
+            file=source.name,
+            format=format_name,
+            size_bytes=source.size,
+            sources=(source.address,),
+            tables=tuple(found.tables),
+            weights=found.weights,
+            tensors=tuple(found.tensors),
+            storages=_in_file_order(walked, reader),
+            extras=top_extras(walked.root, reader, found.tables),
+            globals=tuple(_placed(row, found) for row in verdicts),
+            notes=notes + _notes(walked, found, reader),
+            handle=PickleHandle(walked, found, reader, container),
+            traits=traits,
+        )
 
 
 def _in_file_order(walked: Walked, reader: TensorReader) -> tuple[Storage, ...]:

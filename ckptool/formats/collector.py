@@ -1,4 +1,5 @@
-"""Python's garbage collector, paused while a file is read, or many are.
+"""Python's garbage collector, paused while a file is read or worked on, or many are: with
+millions of nodes alive, looking for dead ones takes half of the time.
 
 Knows: that nearly all of what is read stays alive, and of many files the walked pickles do not.
 Must not know: files, formats.

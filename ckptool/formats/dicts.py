@@ -156,6 +156,14 @@ def key_part(key: Any) -> str | int:
     return key if type(key) is int and abs(key) < EXACT else key_text(key)
 
 
+def twice(keys: list[str]) -> tuple[str, ...]:
+    """Texts that stand more than once, in their order."""
+    counts: dict[str, int] = {}
+    for key in keys:
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(key for key, count in counts.items() if count > 1)
+
+
 def repeated_keys(rows: Rows) -> tuple[str, ...]:
     """Keys that a dict sets more than once, as Python compares them: 1, 1.0 and True are one."""
     if len({row[0] for row in rows if type(row[0]) is str}) == len(rows):

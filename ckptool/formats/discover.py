@@ -27,6 +27,7 @@ from ckptool.formats.dicts import (
     reconstructed,
     repeated_keys,
     texts_of,
+    twice,
 )
 from ckptool.formats.judge import embedded_class
 from ckptool.formats.measures import global_name, named
@@ -76,7 +77,7 @@ class Discoverer:
         self.found = Found()
         self.seen: set[int] = set()
         self._counts: dict[int, int] = {}
-        self._leaves: set[int] = set()  # tables that hold tensors and plain values alone
+        self._leaves: dict[int, Table] = {}  # tables of tensors and plain values alone
         self._owned: set[int] = set()  # what is a table
         self._place_bytes = 0
         self.placed: dict[tuple[Path, int], Tensor] = {}
@@ -158,24 +159,8 @@ class Discoverer:
         self, node: Any, rows: Rows | None, path: Path, wanted: bool
     ) -> Iterator[tuple[Any, Path, bool]]:
         if rows is not None:
-            optimizer = is_optimizer(rows)
-            leaves = id(node) in self._leaves
-            for key, value, *_ in rows:
-                if type(key) in _NODES:
-                    yield key, (*path, "<key>"), False
-                if type(value) not in _NODES:
-                    continue
-                name = key_part(key)
-                place = (*path, name)
-                record = self.placed.pop((place, id(value)), None) if leaves else None
-                if record is not None:  # its table has read it, and nothing stands between
-                    self.found.tensors.append(record)
-                    self.seen.add(id(value))
-                    continue
-                inside = wanted and not optimizer
-                if inside and type(name) is str:
-                    inside = _SKIP.search(name) is None
-                yield value, place, inside
+            leaf = self._leaves.pop(id(node), None)
+            yield from self._entries(rows, path, wanted and not is_optimizer(rows), leaf)
         if type(node) is Tup:
             for i, item in enumerate(node.items):
                 yield item, (*path, i), wanted
@@ -186,6 +171,21 @@ class Discoverer:
                 for i, (value, _, _) in enumerate(elements(node)):
                     yield value, (*path, i), wanted
             yield from self._object(node, path, wanted, listed=bool(rows) and not node.batches)
+
+    def _entries(
+        self, rows: Rows, path: Path, wanted: bool, leaf: Table | None
+    ) -> Iterator[tuple[Any, Path, bool]]:
+        """Keys and values of a dict; of a `leaf`, whose tensors are all read, the keys."""
+        if leaf is not None:
+            self.found.tensors.extend(leaf.tensors)
+            self.seen.update(id(value) for _, value, *_ in rows if type(value) in _NODES)
+        for key, value, *_ in rows:
+            if type(key) in _NODES:
+                yield key, (*path, "<key>"), False
+            if leaf is None and type(value) in _NODES:
+                name = key_part(key)
+                inside = wanted and (type(name) is not str or _SKIP.search(name) is None)
+                yield value, (*path, name), inside
 
     def _object(
         self, node: Box | Obj, path: Path, wanted: bool, listed: bool
@@ -230,29 +230,35 @@ class Discoverer:
     def _dict_table(self, node: Any, rows: Rows | None, path: Path) -> Table | None:
         if not rows:
             return None
-        named = [row for row in rows if text_of(row[0]) is not None]
-        keys = {text_of(row[0]) for row in named}
-        if {"state", "param_groups"} <= keys:
+        if {"state", "param_groups"} <= {text_of(row[0]) for row in rows}:
             return None
-        tensors, rest, containers = [], [], 0
+        tensors, nodes, rest, containers = [], [], [], 0
         for key, value, *_ in rows:
             tensor = self._member(value, path, key)
             if tensor is not None:
                 tensors.append(tensor)
+                nodes.append(value)
             else:
                 rest.append((key, value))
                 containers += type(value) not in (*SCALARS, str)
         versions = metadata_of(node)
-        is_one = _is_state_dict(len(tensors), len(rows), containers, len(named))
-        if not (is_one or (tensors and versions)) or self._holds_weights(rest, tensors):
+        names = [text for row in rows if (text := text_of(row[0])) is not None]
+        is_one = _is_state_dict(len(tensors), len(rows), containers, len(names))
+        is_one = (is_one or bool(tensors and versions)) and not self._holds_weights(rest, tensors)
+        once = len({tensor.key for tensor in tensors}) == len(tensors)
+        leaf = is_one and once and all(type(value) not in _NODES for _, value in rest)
+        if not leaf:
+            for value, tensor in zip(nodes, tensors, strict=True):
+                self.placed[tensor.path, id(value)] = tensor
+        if not is_one:
             return None
-        if all(type(value) not in _NODES for _, value in rest):
-            self._leaves.add(id(node))
-        names = [tensor.key for tensor in tensors]
-        return Table(path, tuple(tensors), versions, "state_dict", None,
-                     _twice([key_text(row[0]) for row in rows]) if len(set(names)) < len(names) or len(keys) < len(named) else (),
+        table = Table(path, tuple(tensors), versions, "state_dict", None,
+                     twice([key_text(row[0]) for row in rows]) if not once or len(set(names)) < len(names) else (),
                      tuple((key_text(key), kind_word(value)) for key, value in rest),
                      tuple(key_text(row[0]) for row in rows) if rest else ())  # fmt: skip
+        if leaf:
+            self._leaves[id(node)] = table
+        return table
 
     def _holds_weights(self, rows: list[tuple[Any, Any]], beside: list[Tensor]) -> bool:
         """Whether an entry has more of the weights than the tensors `beside` it, or, where none
@@ -293,7 +299,6 @@ class Discoverer:
             return None
         if tensor.path != place or tensor.key != name:
             tensor = named(tensor, name, place)
-        self.placed[place, id(value)] = tensor
         return tensor
 
     def _module_table(self, node: Obj, path: Path) -> Table | None:
@@ -329,6 +334,8 @@ class Discoverer:
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
                     tensor = self._member(value, path, prefix + key_text(key))
+                    if tensor is not None:
+                        self.placed[tensor.path, id(value)] = tensor
                     if tensor is None and type(value) is Obj:
                         tensor = _foreign(prefix + key_text(key), path)
                     if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
@@ -389,10 +396,3 @@ def _is_state_dict(tensor_count: int, count: int, container_count: int, named_co
     if not tensor_count or named_count * 2 < count:
         return False
     return tensor_count * 2 >= count or tensor_count >= 0.6 * (tensor_count + container_count)
-
-
-def _twice(keys: list[str]) -> tuple[str, ...]:
-    counts: dict[str, int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(key for key, count in counts.items() if count > 1)

@@ -238,7 +238,7 @@ def _before_a_tail(source: Source, limits: Limits) -> Records | None:
         directory = read_directory(source.window(Span(0, stop)), limits)
     except CkptError:
         return None
-    return Records(directory.records, {})
+    return Records(dict(directory.records), {})
 
 
 def _by_headers(source: Source) -> Records:

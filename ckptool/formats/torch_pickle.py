@@ -26,6 +26,7 @@ from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import (
     NEWOBJ,
     REDUCE,
+    UNTOLD,
     Box,
     Obj,
     Pers,
@@ -68,12 +69,11 @@ class TensorReader:
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
-        self._first: dict[str, tuple[str, Any]] = {}
+        self._first: dict[str, Sequence[Any]] = {}  # the first id of a storage that has others
         self._spelled: dict[str, type] = {}  # storage keys as numbers or as text
         self._shifts: dict[str, tuple[str, DType, int, int]] = {}
         self._dtypes: dict[int, DType] = {}  # of storage classes, which live in the pickle
-        self._views: dict[int, View | Tensor | None] = {}
-        self._tensors: dict[int, Tensor | None] = {}
+        self._bare: dict[int, Tensor | None] = {}  # ids of storages that stand for a tensor
 
     # -- storages ----------------------------------------------------------------------------
     def view(self, node: Any) -> View | Tensor | None:
@@ -82,9 +82,12 @@ class TensorReader:
             return self.nested(node)
         if type(node) is not Pers:
             return None
-        if id(node) not in self._views:
-            self._views[id(node)] = (self.persistent or self.torch_storage)(node)
-        return self._views[id(node)]
+        if node.told is UNTOLD:
+            found = (self.persistent or self.torch_storage)(node)
+            node.told = found
+            if type(found) is View and not found.offset:  # nearly all: a View less to keep
+                node.told = found.storage
+        return View(node.told) if type(node.told) is Storage else node.told
 
     def torch_storage(self, node: Pers) -> View:
         """('storage', StorageType, key, location, count[, view]). Raises PickleInvalid."""
@@ -116,8 +119,10 @@ class TensorReader:
             if key in self._shifts:
                 text = f"'{key}' is a storage and a view of another"
                 raise StorageSize(text, offset=at_byte(node))
-            device, kind = self._first.get(key, (device, None))
-            first = self._dtype_of(kind, node) if kind is not None else dtype
+            first, items = dtype, self._first.get(key)
+            if items is not None:
+                device = text_of(items[3]) or ""
+                first = dtype if items[1] is None else self._dtype_of(items[1], node)
             size = count * dtype.size_bytes
             if size % first.size_bytes:
                 raise self._two_sizes(key, node)
@@ -165,15 +170,18 @@ class TensorReader:
         return offset
 
     def note_tags(self, walked: Walked) -> None:
-        """Remember each storage's first location and class: those that count in torch, whatever
-        the order in which tensors are met here.
+        """Remember the first location and class of storages that have several: those count in
+        torch, whatever the order in which tensors are met here.
         """
+        first: dict[str, Sequence[Any]] = {}
         for pers in walked.persistent:
             items = items_of(pers.pid)
             if items is not None and len(items) in (5, 6):
                 key, device = id_text(items[2]), text_of(items[3])
                 if key is not None and device is not None:
-                    self._first.setdefault(key, (device, items[1]))
+                    known = first.setdefault(key, items)
+                    if known is not items and known != items:
+                        self._first[key] = known
 
     # -- tensors -----------------------------------------------------------------------------
     def finish(self, walked: Walked) -> None:
@@ -184,11 +192,9 @@ class TensorReader:
             if type(owner) is Pers:
                 raise PickleInvalid("a state is given to a storage", offset=offset)
         for pers in walked.persistent:
-            if id(pers) not in self._views:
-                self.view(pers)
+            self.view(pers)
         for call in walked.calls:
-            if id(call) not in self._tensors:
-                self.tensor(call)
+            self.tensor(call)
             if call.op != REDUCE and call.args != () and global_name(call.fn) in _MADE_EMPTY:
                 raise PickleInvalid("a container made anew, with arguments", offset=call.end)
 
@@ -198,14 +204,18 @@ class TensorReader:
 
         Raises TensorBounds, StorageSize or PickleInvalid when it lies.
         """
-        if type(node) not in (Obj, Pers):
+        if type(node) is Pers:
+            if id(node) not in self._bare:
+                self._bare[id(node)] = self.build(node)
+            return self._bare[id(node)]
+        if type(node) is not Obj:
             return None
-        known = id(node)
-        if known not in self._tensors:
+        if node.told is UNTOLD:
             self._label = (key, path)
-            self._tensors[known] = self.build(node)
+            node.told = self.build(node)
             self._label = ("", ())
-        return self._tensors[known]
+        found: Tensor | None = node.told
+        return found
 
     def build(self, node: Any) -> Tensor | None:
         """The tensor of a node, built anew. Raises LimitExceeded for calls in calls in calls."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from struct import Struct
 from typing import Any, Literal
 
 DICT, LIST, SET = 0x7D, 0x5D, 0x8F  # the opcodes that make an empty one
 REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, FROZENSET = 0x52, 0x81, 0x92, 0x69, 0x6F, 0x91
 PAIR_OPS = frozenset((0x75, 0x73, 0x64))  # SETITEMS SETITEM DICT: items are key, value, key …
+UNTOLD = object()
+_SHORT, _LONG = Struct("<3I"), Struct("<3Q")  # where a call stands
 TEXT_OPS = frozenset((0x55, 0x54, 0x53))  # SHORT_BINSTRING BINSTRING STRING: a Python 2 str
 
 
@@ -71,7 +74,7 @@ class Batch:
     def __init__(self, op: int, items: list[Any], starts: list[int], end: int, mark: int) -> None:
         self.op = op
         self.items = items
-        self.starts = starts
+        self.starts = array("Q", starts)
         self.end = end
         self.mark = mark
 
@@ -100,31 +103,52 @@ class State:
 
 
 class Obj:
-    """A call never made: REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ or FROZENSET at byte `end`."""
+    """A call never made: REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ or FROZENSET at byte `end`.
 
-    __slots__ = ("args", "args_start", "batches", "end", "fn", "kwargs", "op", "start", "state")
+    `told` is what the reader of the pickle made of it, UNTOLD until it was asked.
+    """
+
+    __slots__ = ("_where", "args", "batches", "fn", "kwargs", "op", "state", "told")
 
     def __init__(self, op: int, fn: Any, args: Any, start: int, args_start: int, end: int) -> None:
         self.op = op
         self.fn = fn
         self.args = args
-        self.start = start
-        self.args_start = args_start
-        self.end = end
+        self._where = (_SHORT if end >> 32 == 0 else _LONG).pack(start, args_start, end)
         self.kwargs: Any = None
         self.batches: list[Batch] | None = None
         self.state: State | None = None
+        self.told: Any = UNTOLD
+
+    def _numbers(self) -> tuple[int, int, int]:
+        return (_SHORT if len(self._where) == _SHORT.size else _LONG).unpack(self._where)
+
+    @property
+    def start(self) -> int:
+        """The first byte of the call."""
+        return self._numbers()[0]
+
+    @property
+    def args_start(self) -> int:
+        """The first byte of its arguments."""
+        return self._numbers()[1]
+
+    @property
+    def end(self) -> int:
+        """The byte of its opcode."""
+        return self._numbers()[2]
 
 
 class Pers:
-    """A persistent id: how torch names a storage."""
+    """A persistent id: how torch names a storage. `told` as in Obj."""
 
-    __slots__ = ("end", "pid", "start")
+    __slots__ = ("end", "pid", "start", "told")
 
     def __init__(self, pid: Any, start: int, end: int) -> None:
         self.pid = pid
         self.start = start
         self.end = end
+        self.told: Any = UNTOLD
 
 
 class Raw:
@@ -201,6 +225,14 @@ class Walked:
         self.builds_on_others: list[tuple[int, Any]] = []
         self.oddities: dict[str, int] = {}
         self.key_bytes = 0  # of all keys of dicts, each as often as it is used
+
+    def let_go(self) -> None:
+        """Forget all nodes and positions."""
+        self.root, self.data = None, b""
+        self.memo, self.memo_start = Slots([]), Slots([])
+        self.gets, self.puts = positions(b""), positions(b"")
+        for nodes in (self.calls, self.persistent, self.stack_globals, self.builds_on_others):
+            nodes.clear()
 
     def put(self, slot: int, node: Any, start: int) -> None:
         """Set a memo slot, whatever its number."""

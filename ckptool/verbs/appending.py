@@ -15,7 +15,7 @@ from ckptool.places import open_source
 from ckptool.plans import Plan, Written
 from ckptool.rules import OF_TENSORS
 from ckptool.verbs.conversion import Conversion
-from ckptool.verbs.convert import conversion
+from ckptool.verbs.convert import conversion, mentioned
 from ckptool.verbs.deciding import decide, refuse_kind
 from ckptool.verbs.inplace import (
     append_changes,
@@ -66,7 +66,7 @@ def convert_in_place(
     written = Written(((path, size),), findings=findings)
     return conversion(
         path, path, checkpoint, request, decision, rewritten, _ZIP, Plan((), ()), written, (),
-        time.monotonic() - started,
+        mentioned(checkpoint, decision.changes), time.monotonic() - started,
     )  # fmt: skip
 
 

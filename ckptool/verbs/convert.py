@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptool.checkpoint import Changes, Checkpoint, Note
+from ckptool.checkpoint import Changes, Checkpoint, Note, Path
 from ckptool.errors import CkptError, UsageError
 from ckptool.formats import TITLES
+from ckptool.formats.collector import paused
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_url
@@ -30,7 +31,7 @@ from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.opening import is_folder, url_sink
-from ckptool.verbs.reading import Opened, is_index, opened
+from ckptool.verbs.reading import Opened, is_index, let_go, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
 
@@ -91,18 +92,22 @@ def _convert(
     if request.keep_object and target in NO_DEVICES:
         raise UsageError(f"--keep-object: a {TITLES[target]} holds a state_dict, no object")
     sink = None if request.dry_run else _sink(output, target, request)
-    decision = decide(checkpoint, request, target)
-    decision = decision._replace(notes=(*fit_notes, *decision.notes))
-    if not isinstance(found, Opened):
-        decision = found.without_lost(decision, target)
-    plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
+    with paused():
+        decision = decide(checkpoint, request, target)
+        decision = decision._replace(notes=(*fit_notes, *decision.notes))
+        if not isinstance(found, Opened):
+            decision = found.without_lost(decision, target)
+        plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
+    mentions = mentioned(checkpoint, decision.changes)
+    if isinstance(found, Opened):
+        let_go(checkpoint)  # the plan has all that is written
     left = left_entries(checkpoint, decision.changes, target)
     plan = _with_extras(plan, checkpoint, request, left)
     if request.check and sink is not None:
         check_joined(checkpoint)
     done = _run(checkpoint, plan, made, target, sink, request, limits, progress)
     report = conversion(
-        path, output, checkpoint, request, decision, made, target, plan, done, left,
+        path, output, checkpoint, request, decision, made, target, plan, done, left, mentions,
         time.monotonic() - started,
     )  # fmt: skip
     return report if isinstance(found, Opened) else replace(report, lost=found.lost)
@@ -232,17 +237,27 @@ def _shared_out(
 
 
 # -- what is said ------------------------------------------------------------------------------
-def conversion(
-    path: str, output: str, checkpoint: Checkpoint, request: Request, decision: Decision,
-    made: object, target: str, plan: Plan, done: Written, left: tuple[str, ...], seconds: float,
-) -> Conversion:  # fmt: skip
-    """The report of what was done."""
+Mentions = tuple[tuple[Path, str], ...]
+
+
+def mentioned(checkpoint: Checkpoint, changes: Changes) -> Mentions:
+    """Where a pickle that gets other devices names some that stay."""
+    moved = bool(changes.devices or changes.device_arguments)
+    if not moved or not hasattr(checkpoint.handle, "walked"):
+        return ()
     from ckptool.formats.devices import device_mentions
 
+    return tuple(device_mentions(checkpoint))
+
+
+def conversion(
+    path: str, output: str, checkpoint: Checkpoint, request: Request, decision: Decision,
+    made: object, target: str, plan: Plan, done: Written, left: tuple[str, ...],
+    mentions: Mentions, seconds: float,
+) -> Conversion:  # fmt: skip
+    """The report of what was done."""
     changes = decision.changes
     retagged: dict[tuple[str, str], int] = getattr(made, "retagged", {})
-    moved = bool(changes.devices or changes.device_arguments)
-    pickled = hasattr(checkpoint.handle, "walked")
     dtypes: dict[str, int] = {}
     for dtype in changes.dtypes.values():
         dtypes[dtype.name] = dtypes.get(dtype.name, 0) + 1
@@ -253,7 +268,7 @@ def conversion(
         renames=decision.renames, dropped=decision.dropped,
         devices=dict(list(retagged)),
         device_counts={f"{old} -> {new}": n for (old, new), n in retagged.items()},
-        mentions=tuple(device_mentions(checkpoint)) if moved and pickled and not left else (),
+        mentions=() if left else mentions,
         entries_left=left, kept=_kept(checkpoint, left, changes),
         notes=(*decision.notes, *result_notes(checkpoint, request, decision, made, target, done, output)),
         seconds=seconds, dry_run=request.dry_run,

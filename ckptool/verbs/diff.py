@@ -16,6 +16,7 @@ from ckptool.checkpoint import Note, Path, Tensor
 from ckptool.differences import Aligned, Lone, Pair, Wish, align
 from ckptool.errors import CkptError, UsageError
 from ckptool.formats import TITLES
+from ckptool.formats.collector import paused
 from ckptool.keynames import Rule
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike
@@ -26,7 +27,7 @@ from ckptool.verbs.diff_report import Compared, Diff
 from ckptool.verbs.diff_ties import changed_ties
 from ckptool.verbs.diff_values import NOTHING, Comparer, Question, Verdict, group, same_layout
 from ckptool.verbs.leaving import JOINED
-from ckptool.verbs.reading import Opened, opened
+from ckptool.verbs.reading import Opened, let_go, opened
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -78,12 +79,16 @@ def diff_places(
 ) -> Diff:  # fmt: skip
     """Compare two files or folders. Raises CkptError, naming the file."""
     question = asked.question
-    with ExitStack() as stack:
-        found = [stack.enter_context(opened(place, limits)) for place in (a, b)]
+    with paused(), ExitStack() as stack:
+        found, sides, files = [], [], []
+        for place in (a, b):  # one pickle at a time
+            found.append(stack.enter_context(opened(place, limits)))
+            sides.append(side_of(found[-1], limits))
+            files.append(stack.enter_context(closing(SideFiles(found[-1]))))
+            let_go(found[-1].checkpoint)
         names = _names(found[0].checkpoint.file, found[1].checkpoint.file)
+        sides = [side._replace(name=name) for side, name in zip(sides, names, strict=True)]
         try:
-            sides = [side_of(one, name, limits) for one, name in zip(found, names, strict=True)]
-            files = [stack.enter_context(closing(SideFiles(one))) for one in found]
             comparer = Comparer(files[0], files[1], question)
             result = _Comparison(found, sides, asked, comparer).run(progress)
             for one in files:

@@ -19,8 +19,8 @@ from ckptool.spans import Span
 from ckptool.verbs.reading import Opened
 
 
-def side_of(found: Opened, name: str, limits: Limits) -> Side:
-    """All that is in the file but its numbers. Raises LimitExceeded."""
+def side_of(found: Opened, limits: Limits) -> Side:
+    """All that is in the file but its numbers, under the path of the file. Raises LimitExceeded."""
     checkpoint = found.checkpoint
     try:
         held = contents(checkpoint, limits)
@@ -28,7 +28,7 @@ def side_of(found: Opened, name: str, limits: Limits) -> Side:
         error.path = error.path or checkpoint.file
         raise
     return Side(
-        name, checkpoint.tables, checkpoint.weights, held.values, held.tensors, held.inside,
+        checkpoint.file, checkpoint.tables, checkpoint.weights, held.values, held.tensors, held.inside,
         held.complete,
     )  # fmt: skip
 

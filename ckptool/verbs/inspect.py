@@ -6,11 +6,12 @@ Knows: what people want to know of a checkpoint. Must not know: printing, flags 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Checkpoint, Note, Table, Tensor
 from ckptool.errors import UsageError
+from ckptool.formats.collector import paused
 from ckptool.globs import match_glob
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike
@@ -51,8 +52,11 @@ def inspect_place(
     """Open, read and describe one file; `asked` is a model it is to fit, `wish` what to tell of the
     numbers of the tensors shown. Raises CkptError, naming the file.
     """
-    with opened(place, limits) as found:
-        return describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+    with paused(), opened(place, limits) as found:
+        seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+    if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs neither pickle nor records
+        return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
+    return seen
 
 
 def summarise_place(
@@ -61,7 +65,7 @@ def summarise_place(
     """What a file is in a line (`report.headline`), without what there is to say of its tensors.
     Raises CkptError, naming the file.
     """
-    with opened(place, limits) as found:
+    with paused(), opened(place, limits) as found:
         return headline(found.checkpoint, choose_table(found.checkpoint, at))
 
 

@@ -37,6 +37,14 @@ class Opened(NamedTuple):
     source: Source | None
 
 
+def let_go(checkpoint: Checkpoint) -> None:
+    """Forget the nodes of its pickle, most of the memory of a large file: for who will neither
+    edit nor read an object of it any more.
+    """
+    if hasattr(checkpoint.handle, "let_go"):
+        checkpoint.handle.let_go()
+
+
 @contextmanager
 def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
     """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,

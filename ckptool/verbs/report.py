@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptool.checkpoint import Checkpoint, Extra, Match, Note, Table, Tensor
 from ckptool.formats import TITLES
+from ckptool.formats.collector import paused
 from ckptool.formats.judge import CODE
 from ckptool.verbs.numbering import parameter_count
 
@@ -77,6 +78,7 @@ def headline(checkpoint: Checkpoint, shown: Table | None) -> dict[str, Any]:
     }
 
 
+@paused()
 def report(found: Inspection) -> dict[str, Any]:
     """The whole object; `shown` says how many rows a limit left."""
     checkpoint = found.checkpoint

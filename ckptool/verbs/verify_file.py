@@ -12,19 +12,21 @@ from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.formats.audit import UNPROVABLE, members_of, odd_head
 from ckptool.formats.audit_users import lost_tensors, named_tensors
+from ckptool.formats.collector import paused
 from ckptool.formats.salvage import container_of
 from ckptool.limits import Limits
 from ckptool.places import Source
 from ckptool.verbs.report import title_of
 from ckptool.verbs.verify_findings import code_findings, mends, odd_bytes, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_refused import verify_refused
-from ckptool.verbs.verify_report import Coverage, Verification
+from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, checksums
 from ckptool.verbs.verify_torch import loading
 
 _SAID = frozenset(("torchscript", "torch-package", "no-checksums"))  # said as findings
 
 
+@paused()
 def verify_source(
     source: Source, finite: bool, limits: Limits, progress: Progress | None,
     said: tuple[Note, ...] = (),
@@ -49,10 +51,7 @@ def _read(
     source: Source, checkpoint: Checkpoint, finite: bool, limits: Limits,
     progress: Progress | None,
 ) -> Verification:  # fmt: skip
-    members = members_of(checkpoint)
-    proven = [member for member in members if member.crc is not None]
-    sums = checksums(source, proven, progress)
-    wrong, lost = wrong_bytes(checkpoint, proven, sums)
+    wrong, lost, coverage = _summed(source, checkpoint, progress)
     numbers, strange = odd_numbers(source, checkpoint, lost, progress) if finite else (None, [])
     code = list(code_findings(source, checkpoint, limits))
     names = lost_tensors(checkpoint, lost)
@@ -64,9 +63,20 @@ def _read(
     return Verification(
         checkpoint.file, checkpoint.format, title_of(checkpoint), checkpoint.size_bytes,
         findings=(*damage, *code, *strange), safe=not code, tensor_count=count, lost=names,
-        coverage=Coverage(len(members), len(proven), sum(member.size for member in proven),
-                          UNPROVABLE.get(checkpoint.format, "")),
+        coverage=coverage,
         loading=loading(checkpoint),
         numbers=numbers,
         notes=(*notes, *mends(checkpoint, bool(damage), count - len(names), bool(code))),
     )  # fmt: skip
+
+
+def _summed(
+    source: Source, checkpoint: Checkpoint, progress: Progress | None
+) -> tuple[list[Finding], dict[str, str], Coverage]:
+    """What is wrong with its records, the storages lost by that, how many were proven."""
+    members = members_of(checkpoint)
+    proven = [member for member in members if member.crc is not None]
+    wrong, lost = wrong_bytes(checkpoint, proven, checksums(source, proven, progress))
+    total = sum(member.size for member in proven)
+    text = UNPROVABLE.get(checkpoint.format, "")
+    return wrong, lost, Coverage(len(members), len(proven), total, text)

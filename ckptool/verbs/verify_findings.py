@@ -36,13 +36,15 @@ def wrong_bytes(
     """Records whose bytes are not what was recorded, and the storages among them. One that the
     disk does not give makes the file one that cannot be read as a whole.
     """
-    users = users_of(checkpoint)
     found: list[Finding] = []
     lost: dict[str, str] = {}
-    for member, total in zip(members, sums, strict=True):
+    bad = [
+        (member, total) for member, total in zip(members, sums, strict=True)
+        if total.problem is not None or total.crc != member.crc
+    ]  # fmt: skip
+    users = users_of(checkpoint) if bad else {}
+    for member, total in bad:
         problem = total.problem
-        if problem is None and total.crc == member.crc:
-            continue
         text = WRONG if problem is None else problem.text
         damaged = problem is None or (member.deflated and problem.slug in _NOT_INFLATED)
         slug = "crc-mismatch" if damaged or problem is None else problem.slug
