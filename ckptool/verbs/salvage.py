@@ -7,7 +7,7 @@ Must not know: containers' insides, printing.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -15,11 +15,10 @@ from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, LimitExceeded
 from ckptool.formats import read
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.audit import members_of, piece_members, storage_members
+from ckptool.formats.audit import Member, members_of, piece_members, storage_members
 from ckptool.formats.folders import Held, read_folder
 from ckptool.formats.salvage import refuse_layout, remains, remains_of_folder
 from ckptool.formats.salvage_parts import Kept, without
-from ckptool.formats.salvaged import Remains
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder, PlaceLike, Source, reopen
 from ckptool.verbs.deciding import Decision
@@ -54,14 +53,9 @@ def rescue(source: Source, limits: Limits = DEFAULT, progress: Progress | None =
         checkpoint = read(source, limits)
     except CkptError as error:
         return after_refusal(source, limits, error, progress)
-    members = members_of(checkpoint)
-    sums = checksums(source, members, progress)
     lost: dict[str, str] = {}
     records: list[str] = []
-    for member, found in zip(members, sums, strict=True):
-        why = found.problem.text if found.problem else WRONG
-        if member.crc is None or (found.problem is None and found.crc == member.crc):
-            continue
+    for member, why in _wrong(source, members_of(checkpoint), progress):
         if member.storage is None:
             records.append(member.name)
         else:
@@ -81,12 +75,18 @@ def after_refusal(
         left = remains(source, limits)
     except CkptError:
         raise error from None
-    lost = dict(left.lost)
-    members = storage_members(left.checkpoint)
-    for member, found in zip(members, checksums(source, members, progress), strict=True):
-        if found.problem or found.crc != member.crc:
-            lost[member.storage or ""] = found.problem.text if found.problem else WRONG
+    rows = _wrong(source, storage_members(left.checkpoint), progress)
+    lost = left.lost | {member.storage or "": why for member, why in rows}
     return Rescue(left.checkpoint, lost, error)
+
+
+def _wrong(
+    source: Source, members: Sequence[Member], progress: Progress | None = None
+) -> Iterator[tuple[Member, str]]:
+    """Records that do not have their recorded checksum, and why."""
+    for member, found in zip(members, checksums(source, members, progress), strict=True):
+        if member.crc is not None and (found.problem or found.crc != member.crc):
+            yield member, found.problem.text if found.problem else WRONG
 
 
 def rescue_folder(folder: Folder, held: Held, limits: Limits = DEFAULT) -> Rescue:
@@ -94,25 +94,24 @@ def rescue_folder(folder: Folder, held: Held, limits: Limits = DEFAULT) -> Rescu
     nothing can be told.
     """
     refuse_layout(held)
-    error, left = None, None
     try:
         checkpoint = read_folder(folder, limits, held)
-    except LimitExceeded:
-        raise
-    except CkptError as refusal:
-        error = refusal
-        left = _remains_of(folder, held, limits, refusal)
-        checkpoint = left.checkpoint
-    lost = _wrong_pieces(checkpoint) | (left.lost if left else {})
-    return Rescue(checkpoint, lost, error, absent=left.absent if left else {})
+    except CkptError as error:
+        return folder_after_refusal(folder, held, limits, error)
+    return Rescue(checkpoint, _wrong_pieces(checkpoint))
 
 
-def _remains_of(folder: Folder, held: Held, limits: Limits, refusal: CkptError) -> Remains:
-    """Raises `refusal` where nothing can be told in spite of it."""
+def folder_after_refusal(folder: Folder, held: Held, limits: Limits, error: CkptError) -> Rescue:
+    """As `after_refusal`, of a folder. Raises also Unsupported as `rescue_folder`."""
+    if isinstance(error, LimitExceeded):
+        raise error
+    refuse_layout(held)
     try:
-        return remains_of_folder(folder, held, limits)
+        left = remains_of_folder(folder, held, limits)
     except CkptError:
-        raise refusal from None
+        raise error from None
+    lost = _wrong_pieces(left.checkpoint) | left.lost
+    return Rescue(left.checkpoint, lost, error, absent=left.absent)
 
 
 def _wrong_pieces(checkpoint: Checkpoint) -> dict[str, str]:
@@ -120,9 +119,7 @@ def _wrong_pieces(checkpoint: Checkpoint) -> dict[str, str]:
     lost: dict[str, str] = {}
     for number, members in piece_members(checkpoint).items():
         with reopen(checkpoint.sources[number]) as source:
-            for member, found in zip(members, checksums(source, members), strict=True):
-                if found.problem or found.crc != member.crc:
-                    lost[member.storage or ""] = found.problem.text if found.problem else WRONG
+            lost |= {member.storage or "": why for member, why in _wrong(source, members)}
     return lost
 
 

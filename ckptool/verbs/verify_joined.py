@@ -19,7 +19,7 @@ from ckptool.formats.salvage import SALVAGED_FOLDERS
 from ckptool.limits import Limits
 from ckptool.places import Folder, reopen
 from ckptool.verbs.report import title_of
-from ckptool.verbs.salvage import rescue_folder
+from ckptool.verbs.salvage import folder_after_refusal
 from ckptool.verbs.verify_findings import code_findings, mends, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_report import Coverage, Finding, Verification
 from ckptool.verbs.verify_sums import Progress, Sum, checksums
@@ -57,7 +57,7 @@ def _refused(folder: Folder, held: Held, error: CkptError, limits: Limits) -> Ve
     main = _of_error(error, folder)
     title, code = TITLES[held.layout], error.slug == "unsafe-pickle"
     try:
-        found = rescue_folder(folder, held, limits)
+        found = folder_after_refusal(folder, held, limits, error)
     except CkptError:
         return Verification(folder.path, held.layout, title, 0, (main,),
                             safe=False if code else None, notes=held.notes)  # fmt: skip
