@@ -169,6 +169,15 @@ def is_folder(place: PlaceLike) -> bool:
     return isinstance(place, str | bytes | os.PathLike) and os.path.isdir(place)
 
 
+def check_folder_name(name: str, within: str) -> None:
+    """Raise PathEscape for a name that is none of a folder right inside `within`."""
+    if not is_plain_name(name):
+        raise PathEscape(
+            "a folder name that leads out of the folder", path=within, member=name,
+            hint="do not use this checkpoint",
+        )  # fmt: skip
+
+
 class Folder:
     """The regular files right inside a folder. Raises SpecialFile when it is none."""
 
@@ -209,12 +218,8 @@ class Folder:
         """A folder right inside it. Raises PathEscape for a name or a link that leads out,
         SpecialFile where there is none.
         """
+        check_folder_name(name, self.path)
         path = os.path.join(self.path, name)
-        if not is_plain_name(name):
-            raise PathEscape(
-                "a folder name that leads out of the folder", path=self.path, member=name,
-                hint="do not use this checkpoint",
-            )  # fmt: skip
         home = os.path.realpath(self.path)
         if not os.path.realpath(path).startswith(os.path.join(home, "")):
             raise PathEscape("a link that leads out of the folder", path=path,

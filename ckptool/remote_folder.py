@@ -8,7 +8,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from ckptool.errors import PathEscape, SpecialFile
-from ckptool.places import Folder, is_plain_name
+from ckptool.places import Folder, check_folder_name, is_plain_name
 from ckptool.reads import Source
 from ckptool.remote_source import open_object
 from ckptool.remote_stores import Store
@@ -53,11 +53,7 @@ class RemoteFolder(Folder):
 
     def below(self, name: str) -> RemoteFolder:
         """The prefix of this name. Raises PathEscape for no plain name."""
-        if not is_plain_name(name):
-            raise PathEscape(
-                "a folder name that leads out of the folder", path=masked(self.path), member=name,
-                hint="do not use this checkpoint",
-            )  # fmt: skip
+        check_folder_name(name, masked(self.path))
         return RemoteFolder(_located(f"{self.path}/{name}"), strict=self._strict)
 
     def names_below(self, name: str) -> tuple[str, ...]:

@@ -24,9 +24,8 @@ class Kept:
         self._starts: list[int] = []
         self._runs: dict[int, memoryview] = {}
         self._large: set[int] = set()  # a few; short runs lie inside of them
-        self._loose: dict[
-            int, int
-        ] = {}  # start -> bytes that were read, the last one read at the end
+        # where a run begins -> bytes of it that were read; the last one read at the end
+        self._loose: dict[int, int] = {}
         self.size = 0
 
     def find(self, offset: int, size: int) -> bytes:

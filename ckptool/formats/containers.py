@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckptool.errors import PickleInvalid
-from ckptool.formats.measures import global_name
+from ckptool.formats.measures import SETS, global_name
 from ckptool.pickles.nodes import DICT, PAIR_OPS, Box, Obj, elements, items_of
 
 _DEQUE = "collections.deque"
-_MADE_OF_A_LIST = frozenset(
-    (_DEQUE, *(f"{m}.{n}" for m in ("builtins", "__builtin__") for n in ("set", "frozenset")))
-)
 
 
 def check_contents(node: Any, is_tensor: Callable[[Any], bool]) -> None:
@@ -24,7 +21,7 @@ def check_contents(node: Any, is_tensor: Callable[[Any], bool]) -> None:
     by number, or a deque of more items than its `maxlen`, which drops the first.
     """
     name = global_name(node.fn)
-    if name not in _MADE_OF_A_LIST:
+    if name not in (_DEQUE, *SETS):
         return
     args = items_of(node.args) or ()
     given = args[0] if args else ()

@@ -22,6 +22,7 @@ from ckptool.formats.judge import CODE
 from ckptool.formats.nested import Nested
 from ckptool.formats.salvaged import WHOLE, Losses, Remains
 from ckptool.formats.torch_pickle import TensorReader
+from ckptool.formats.wording import some
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.walk import walk
 from ckptool.pickles.write import whole
@@ -214,22 +215,20 @@ def _of_copies(shelf: Shelf) -> tuple[Note, ...]:
         (shelf.unproven(), "were saved by several ranks, with no checksum to compare; the lowest rank's is read"),
     ):  # fmt: skip
         if names:
-            shown = ", ".join(f"'{name}'" for name in names[:4])
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            found.append(Note("ranks-differ", f"{len(names):,} keys {text}: {shown}{more}"))
+            found.append(Note("ranks-differ", f"{len(names):,} keys {text}: {some(names)}"))
     return tuple(found)
 
 
 def _notes(
     folder: Folder, name: str, metadata: Metadata, files: dict[str, list[Place]]
 ) -> tuple[Note, ...]:
-    found = []
-    unnamed = [n for n in folder.list() if n.endswith(".distcp") and n not in files]
+    found, there = [], folder.list()
+    unnamed = [n for n in there if n.endswith(".distcp") and n not in files]
     if unnamed:
         shown = ", ".join(f"'{name}'" for name in unnamed[:4])
         text = f"{len(unnamed)} .distcp files that the metadata do not name: {shown}"
         found.append(Note("index-extra-files", text))
-    ranks = rank_files(folder.list()) if name == FILE else []
+    ranks = rank_files(there) if name == FILE else []
     if ranks:
         text = f"{FILE} is read, as by torch; not the metadata of single ranks: '{ranks[0]}' …"
         found.append(Note("index-extra-files", text))

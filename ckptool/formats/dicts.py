@@ -114,15 +114,6 @@ def is_optimizer(rows: Rows) -> bool:
     return len(rows) < _MANY and {"state", "param_groups"} <= {text_of(key) for key, *_ in rows}
 
 
-def held_count(node: Any, rows: Rows | None = None) -> int:
-    """How many things stand right under a node, at least."""
-    if type(node) is Tup:
-        return len(node.items)
-    if rows is not None:
-        return len(rows)
-    return sum(len(batch.items) for batch in getattr(node, "batches", None) or ())
-
-
 def kind_word(value: Any) -> str:
     """What a value is called in a list of entries."""
     if type(value) in (*SCALARS, str):

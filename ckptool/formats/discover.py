@@ -17,7 +17,6 @@ from ckptool.formats.dicts import (
     SCALARS,
     Rows,
     dict_items,
-    held_count,
     is_optimizer,
     key_part,
     key_text,
@@ -33,7 +32,7 @@ from ckptool.formats.judge import embedded_class
 from ckptool.formats.measures import global_name, named
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
-from ckptool.pickles.nodes import Box, Obj, Pers, Tup, elements, items_of, text_of
+from ckptool.pickles.nodes import Box, Obj, Pers, Tup, elements, held_count, items_of, text_of
 
 _SKIP = re.compile(
     r"optim|sched|scaler|(^|_)rng|loss|criterion|callback|loops|args|cfg|config|hyper|meta$|history|(^|_)amp(_|$)"
@@ -100,7 +99,7 @@ class Discoverer:
             if self._tensor(node, path):
                 continue
             rows = dict_items(node)
-            self._weigh(path, held_count(node, rows))
+            self._weigh(path, held_count(node) if rows is None else len(rows))
             if type(node) is Obj:
                 self.found.call_paths[node.end] = path
                 check_contents(node, self._is_tensor)
@@ -230,7 +229,9 @@ class Discoverer:
     def _dict_table(self, node: Any, rows: Rows | None, path: Path) -> Table | None:
         if not rows:
             return None
-        if {"state", "param_groups"} <= {text_of(row[0]) for row in rows}:
+        names = [text for row in rows if (text := text_of(row[0])) is not None]
+        keys = set(names)
+        if {"state", "param_groups"} <= keys:
             return None
         tensors, nodes, rest, containers = [], [], [], 0
         for key, value, *_ in rows:
@@ -242,7 +243,6 @@ class Discoverer:
                 rest.append((key, value))
                 containers += type(value) not in (*SCALARS, str)
         versions = metadata_of(node)
-        names = [text for row in rows if (text := text_of(row[0])) is not None]
         is_one = _is_state_dict(len(tensors), len(rows), containers, len(names))
         is_one = (is_one or bool(tensors and versions)) and not self._holds_weights(rest, tensors)
         once = len({tensor.key for tensor in tensors}) == len(tensors)
@@ -253,7 +253,7 @@ class Discoverer:
         if not is_one:
             return None
         table = Table(path, tuple(tensors), versions, "state_dict", None,
-                     twice([key_text(row[0]) for row in rows]) if not once or len(set(names)) < len(names) else (),
+                     twice([key_text(row[0]) for row in rows]) if not once or len(keys) < len(names) else (),
                      tuple((key_text(key), kind_word(value)) for key, value in rest),
                      tuple(key_text(row[0]) for row in rows) if rest else ())  # fmt: skip
         if leaf:

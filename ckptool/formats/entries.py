@@ -17,9 +17,9 @@ from ckptool.formats.arrays import array_parts, numpy_dtype
 from ckptool.formats.assemble import PickleHandle
 from ckptool.formats.dicts import dict_items, key_part, key_text
 from ckptool.formats.expressions import KEPT_METADATA
-from ckptool.formats.extras import SETS, class_of, numpy_scalar
+from ckptool.formats.extras import class_of, numpy_scalar
 from ckptool.formats.judge import inert_raw
-from ckptool.formats.measures import array_shape, device_text, global_name, named
+from ckptool.formats.measures import SETS, array_shape, device_text, global_name, named
 from ckptool.formats.rows import OWN
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits

@@ -14,7 +14,7 @@ from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.arrays import numpy_dtype
 from ckptool.formats.dicts import dict_items, is_optimizer, key_part, key_text
 from ckptool.formats.judge import inert_raw
-from ckptool.formats.measures import array_shape, device_text, global_name
+from ckptool.formats.measures import SETS, array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
 
@@ -219,9 +219,6 @@ def _filling(node: Obj) -> Any:
         return node.state.value
     args = items_of(node.args) or ()
     return args[0] if len(args) == 1 else None
-
-
-SETS = ("__builtin__.set", "builtins.set", "__builtin__.frozenset", "builtins.frozenset")
 
 
 def _special(node: Obj) -> Any:

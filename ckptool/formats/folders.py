@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, HeaderInvalid, NotACheckpoint, UsageError
+from ckptool.formats.wording import some
 from ckptool.limits import Limits
 from ckptool.places import Folder
 
@@ -69,7 +70,7 @@ def look(folder: Folder) -> Held:
         found = [name for name in files if name.endswith(suffix)]
         if len(found) > 1:
             raise UsageError(
-                f"{len(found)} indexes in one folder: {_some(found)}",
+                f"{len(found)} indexes in one folder: {some(found)}",
                 path=folder.path,
                 hint="give the path of one of them",
             )
@@ -147,7 +148,7 @@ def _beside(chosen: str, files: Sequence[str]) -> tuple[Note, ...]:
     rivals = [n for n in files if n != chosen and (n in _SINGLES or n.endswith(INDEXES))]
     if not rivals:
         return ()
-    return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {_some(rivals)}"),)
+    return (Note("folder-choice", f"read by {chosen}, as loaders do; not by {some(rivals)}"),)
 
 
 _TRAINER = "meta.pt"
@@ -197,12 +198,7 @@ def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
         )
     weights = [name for name in files if name.endswith(_WEIGHTS)]
     if weights:
-        text = f"a folder without an index; it holds {_some(weights)}"
+        text = f"a folder without an index; it holds {some(weights)}"
         return NotACheckpoint(text, path=folder.path, hint="give one of these files")
     what = "a folder with no checkpoint in it" if files or folder.folders() else "an empty folder"
     return NotACheckpoint(what, path=folder.path, hint="check the path")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"'{name}'" for name in names[:4]) + more

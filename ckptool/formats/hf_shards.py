@@ -20,6 +20,7 @@ from ckptool.formats.judge import CODE
 from ckptool.formats.moved import Moved, Verdicts
 from ckptool.formats.rows import ALIAS_PLACES, OWN, odd_keys
 from ckptool.formats.salvaged import WHOLE
+from ckptool.formats.wording import some
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder
 from ckptool.spans import Address
@@ -64,21 +65,22 @@ def read(folder: Folder, limits: Limits = DEFAULT, index_name: str | None = None
 
 def _check_presence(folder: Folder, index: Index, limits: Limits) -> tuple[Note, ...]:
     """Raise SpecialFile, naming every shard that is not there; a note on files not named."""
-    there = set(folder.list())
+    files = folder.list()
+    there = set(files)
     missing = [name for name in index.shards if name not in there and not folder.holds(name)]
     if missing:
         raise _missing(index, missing, limits)
-    return unnamed(folder, index)
+    return unnamed(files, index)
 
 
-def unnamed(folder: Folder, index: Index) -> tuple[Note, ...]:
+def unnamed(files: Sequence[str], index: Index) -> tuple[Note, ...]:
     """A note on files like the shards that the index does not name."""
     named = set(index.shards)
     suffixes = tuple({os.path.splitext(name)[1] or name for name in index.shards})
-    others = [name for name in folder.list() if name.endswith(suffixes) and name not in named]
+    others = [name for name in files if name.endswith(suffixes) and name not in named]
     if not others:
         return ()
-    text = f"{len(others)} files beside the shards that the index does not name: {_some(others)}"
+    text = f"{len(others)} files beside the shards that the index does not name: {some(others)}"
     return (Note("index-extra-files", text),)
 
 
@@ -315,8 +317,3 @@ def _size_notes(index: Index, rows: Sequence[Tensor]) -> tuple[Note, ...]:
 def _capped(rows: Sequence[str], count: int, limits: Limits) -> tuple[str, ...]:
     shown = tuple(rows[: limits.listed])
     return (*shown, f"and {count - len(shown):,} more") if count > len(shown) else shown
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"'{name}'" for name in names[:4]) + more

@@ -35,7 +35,7 @@ def read_remains(folder: Folder, limits: Limits, name: str) -> Remains:
             merger.add(number, shard, found.checkpoint, found.checkpoint.size_bytes)
             lost |= {f"{number}/{key}": f"{shard}: {why}" for key, why in found.lost.items()}
             let_go()
-    notes = (*index.notes, *unnamed(folder, index))
+    notes = (*index.notes, *unnamed(folder.list(), index))
     return Remains(merger.finish(folder.path, notes), lost, merger.absent)
 
 

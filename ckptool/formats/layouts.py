@@ -17,6 +17,7 @@ from ckptool.errors import (
     SpecialFile,
     UsageError,
 )
+from ckptool.formats.wording import some
 from ckptool.places import Folder, is_plain_name
 
 LATEST, _SCRIPT, ITERATION = "latest", "zero_to_fp32.py", "latest_checkpointed_iteration.txt"
@@ -98,14 +99,14 @@ def tag_of(folder: Folder) -> str:
         if len(tags) == 1:
             return tags[0]
         raise UsageError(
-            f"{len(tags)} DeepSpeed checkpoints and no '{LATEST}' that names one: {_some(tags)}",
+            f"{len(tags)} DeepSpeed checkpoints and no '{LATEST}' that names one: {some(tags)}",
             path=folder.path, hint="give the path of one of them",
         )  # fmt: skip
     tag = pointer(folder, LATEST)
     if is_plain_name(tag) and tag not in folder.folders():
         raise SpecialFile(
             f"'{LATEST}' names '{tag}', which is not there", path=folder.path,
-            hint=f"there are {_some(tags)}: give the path of one of them" if tags else "copy it too",
+            hint=f"there are {some(tags)}: give the path of one of them" if tags else "copy it too",
         )  # fmt: skip
     return tag
 
@@ -180,7 +181,7 @@ def several(folder: Folder, weights: Sequence[str]) -> CkptError | None:
     best = "last.ckpt" if "last.ckpt" in found else found[-1]
     path = os.path.join(folder.path, best)
     return UsageError(
-        f"a folder of {len(found)} Lightning checkpoint{'s' * (len(found) != 1)}: {_some(found)}", path=folder.path,
+        f"a folder of {len(found)} Lightning checkpoint{'s' * (len(found) != 1)}: {some(found)}", path=folder.path,
         hint=f"give one of them, such as {path}",
     )  # fmt: skip
 
@@ -194,8 +195,3 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     """epoch=9 before epoch=10."""
     parts = re.split(r"(\d+)", name)
     return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"'{name}'" for name in names[:4]) + more

@@ -31,6 +31,9 @@ class View(NamedTuple):
     offset: int = 0
 
 
+SETS = ("__builtin__.set", "builtins.set", "__builtin__.frozenset", "builtins.frozenset")
+
+
 def global_name(node: Any) -> str | None:
     """`module.name` of a Global node; None for anything else."""
     return node.full if type(node) is Global else None

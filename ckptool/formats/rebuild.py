@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ckptool.checkpoint import BY_TORCH_STORAGE, DType, Tensor
 from ckptool.errors import LimitExceeded, PickleInvalid
 from ckptool.formats.measures import array_shape, device_text, evolve, global_name, named_dtype
-from ckptool.pickles.nodes import DICT, REDUCE, Box, Obj, items_of, pairs, text_of
+from ckptool.pickles.nodes import DICT, REDUCE, Box, Obj, held_count, items_of, pairs, text_of
 
 
 class Reader(Protocol):
@@ -100,7 +100,7 @@ def _keeps_numbers(state: Any, node: Obj, strict: bool = True) -> None:
 
 def _refuse_many(held: Any, node: Obj) -> None:
     """Raise LimitExceeded for a dict of many attributes: thousands of tensors could share it."""
-    count = sum(len(batch.items) for batch in held.batches or ()) if held is not None else 0
+    count = held_count(held)
     if count > 2 * _MOST_ATTRIBUTES:
         raise LimitExceeded("attributes", f"a tensor of {count // 2:,} attributes", offset=node.end)
 

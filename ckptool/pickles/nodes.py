@@ -279,6 +279,13 @@ def items_of(args: Any) -> tuple[Any, ...] | None:
     return () if args == () and type(args) is tuple else None
 
 
+def held_count(node: Any) -> int:
+    """How many things stand right under a node: of a dict, keys and values."""
+    if type(node) is Tup:
+        return len(node.items)
+    return sum(len(batch.items) for batch in getattr(node, "batches", None) or ())
+
+
 def children(node: Any) -> list[Any]:
     """All nodes directly under a node, in file order (empty for scalars)."""
     kind = type(node)

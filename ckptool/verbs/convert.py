@@ -31,7 +31,7 @@ from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.opening import is_folder, url_sink
-from ckptool.verbs.reading import Opened, is_index, let_go, opened
+from ckptool.verbs.reading import Opened, let_go, names_index, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
 
@@ -122,7 +122,7 @@ def _beside(path: str, request: Request) -> str:
         return f"OUT{os.path.splitext(path)[1]}"
     if request.device is None:
         raise UsageError("no output is named", hint="give one with -o OUT")
-    if is_folder(path) or is_index(path) or path.endswith(".index.json"):
+    if is_folder(path) or names_index(path):
         raise UsageError("a folder has no name to write beside", hint="give one with -o OUT")
     output = default_output(path, request.device)
     if os.path.islink(output):  # nobody named it: it may lead anywhere

@@ -19,7 +19,7 @@ from ckptool.journals import pending, pending_error
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source, is_folder, open_source
 from ckptool.spans import Span
-from ckptool.verbs.reading import is_index
+from ckptool.verbs.reading import names_index
 from ckptool.zips import read_directory
 
 
@@ -36,7 +36,7 @@ class Appended(NamedTuple):
 
 def stands_for_folder(path: str) -> bool:
     """Whether it is a folder, or the index in one that stands for it: nothing is appended there."""
-    return is_folder(path) or is_index(path) or path.endswith(".index.json")
+    return is_folder(path) or names_index(path)
 
 
 def _refuse_folder(path: str) -> None:

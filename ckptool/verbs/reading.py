@@ -103,6 +103,11 @@ def _of_a_folder(path: str | None) -> tuple[Note, ...]:
     return (Note("zero-rank-file", text, f"ckptool inspect {quote(folder)}"),)
 
 
+def names_index(path: str) -> bool:
+    """Whether this is an index that stands for its folder, by its name; a DCP one has to be there."""
+    return is_index(path) or path.endswith(_INDEX)
+
+
 def is_index(path: str) -> bool:
     """Whether this is the `.metadata` of a DCP folder, or a rank's, which stands for the folder."""
     return _METADATA.fullmatch(os.path.basename(path)) is not None and os.path.isfile(path)
