@@ -204,8 +204,8 @@ class Walked:
     """One pickle, walked: `root`, and what a rewrite needs. All positions are bytes of `data`."""
 
     __slots__ = ("builds_on_others", "calls", "data", "end", "frames", "gets", "globals", "key_bytes",
-                 "memo", "memo_start", "oddities", "persistent", "protocol", "puts", "root",
-                 "stack_globals", "start")  # fmt: skip
+                 "memo", "memo_start", "most_key_bytes", "oddities", "persistent", "protocol", "puts",
+                 "root", "stack_globals", "start")  # fmt: skip
 
     def __init__(self, data: bytes, start: int) -> None:
         self.data = data
@@ -225,6 +225,7 @@ class Walked:
         self.builds_on_others: list[tuple[int, Any]] = []
         self.oddities: dict[str, int] = {}
         self.key_bytes = 0  # of all keys of dicts, each as often as it is used
+        self.most_key_bytes = 0  # of these
 
     def let_go(self) -> None:
         """Forget all nodes and positions."""

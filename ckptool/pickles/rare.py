@@ -36,9 +36,8 @@ def weigh_keys(seen: Walked, batch: Batch) -> None:
         seen.key_bytes += sum(map(len, keys))  # nearly always texts
     except TypeError:
         seen.key_bytes += sum(map(weight_of, keys))
-    most = len(seen.data) + DEFAULT.repeated_key_bytes
-    if seen.key_bytes > most:
-        text = f"keys of dicts of more than {most:,} bytes in all, most of them repeated"
+    if seen.key_bytes > seen.most_key_bytes:
+        text = f"keys of dicts of more than {seen.most_key_bytes:,} bytes in all, most of them repeated"
         raise LimitExceeded("key-bytes", text, offset=batch.end)
 
 

@@ -43,6 +43,7 @@ def walk(
     if len(data) - start > limits.pickle_bytes:
         raise LimitExceeded("pickle-bytes", f"the pickle has {len(data) - start:,} bytes")
     seen = Walked(data, start)
+    seen.most_key_bytes = len(data) + limits.repeated_key_bytes
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -665,3 +665,12 @@ def test_persistent_ids_as_torch_writes_them():
     assert pers.pid.items[2:] == ("0", "cuda:0", 4)
     assert load(data)["a"].storage.location == "cuda:0"
     assert io.BytesIO(data).read(2) == b"\x80\x02"
+
+
+def test_repeated_keys_are_bounded_by_the_limits_that_are_given():
+    key = "k" * 1_000
+    data = pickle.dumps([{key: 1} for _ in range(20)], protocol=2)
+    room = 20 * len(key) - len(data)
+    assert walk(data, limits=Limits(repeated_key_bytes=room)).key_bytes == 20_000
+    with pytest.raises(LimitExceeded, match="keys of dicts of more than"):
+        walk(data, limits=Limits(repeated_key_bytes=room - 1))
