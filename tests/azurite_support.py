@@ -8,13 +8,13 @@ import hashlib
 import hmac
 import os
 import shutil
-import socket
 import subprocess
-import time
 import urllib.request
 from email.utils import formatdate
 from pathlib import Path
 from xml.etree import ElementTree
+
+from servers_support import free_port, started
 
 ACCOUNT = "devstoreaccount1"
 # Not a secret: every emulator has this one, its documentation gives it.
@@ -40,24 +40,11 @@ def find_program(cache) -> str | None:
 @contextlib.contextmanager
 def azurite(program: str, home: Path):
     """Its address, while it runs; all it holds is in memory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [program, "--inMemoryPersistence", "--skipApiVersionCheck", "--silent",
                "--blobHost", "127.0.0.1", "--blobPort", str(port)]  # fmt: skip
-    with (home / "said").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, cwd=home)
-    try:
-        for _ in range(300):
-            assert process.poll() is None, (home / "said").read_text()
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.1)
+    with started(command, port, home / "said", cwd=home):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()  # asked politely it waits for connections that are kept alive
-        process.wait(20)
 
 
 def ask(url: str, method: str, path: str, **query: str) -> bytes:

@@ -42,6 +42,15 @@ def convert(source, folder, name, **options):
     return done, Path(folder) / output
 
 
+def made_alone(source, folders, names):
+    """What one pair of hands makes of each conversion: its digests, and what it said."""
+    made = {}
+    for name in names:
+        done, path = convert(source, folders.mktemp("plain"), name)
+        made[name] = digests(path), done
+    return made
+
+
 def digests(path: Path) -> dict[str, str]:
     """SHA-256 of a file, or of each file in a folder, by name (in a file: '')."""
     if path.is_file():

@@ -12,11 +12,13 @@ import re
 import threading
 from dataclasses import dataclass, field
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import count
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
+
+from servers_support import answering
 
 _DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 
@@ -150,14 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def gcs():
     """A Cloud on a port of its own."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.cloud = cloud = Cloud(url=f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield cloud
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(_Handler) as server:
+        server.cloud = Cloud(url=f"http://127.0.0.1:{server.server_port}")
+        yield server.cloud

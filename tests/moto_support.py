@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
+from servers_support import free_port, started
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +30,11 @@ def moto(pytestconfig):
 
 
 @pytest.fixture(scope="module")
-def server(moto):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def server(moto, tmp_path_factory):
+    port = free_port()
     command = [str(moto), "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.1)
+    with started(command, port, tmp_path_factory.mktemp("moto") / "said"):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

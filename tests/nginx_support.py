@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from servers_support import free_port, started
 
 PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 _CONFIG = """
@@ -77,33 +76,10 @@ def nginx(home: Path, inside: str = ""):
     """A server that is there as long as the block; `inside` goes into its `server`."""
     for name in ("files", "tmp"):
         (home / name).mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     user = "user root;\n" if os.geteuid() == 0 else ""
     config = _CONFIG.format(home=home, port=port, inside=inside, user=user)
     (home / "nginx.conf").write_text(config)
     command = [PROGRAM, "-p", home, "-c", home / "nginx.conf", "-e", home / "error.log"]
-    with (home / "said").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-    try:
-        _wait_for(port, process, home)
+    with started(command, port, home / "said"):
         yield Nginx(home, port)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait_for(port: int, process: subprocess.Popen, home: Path) -> None:
-    for _ in range(100):
-        if process.poll() is not None:
-            raise AssertionError((home / "said").read_text() + (home / "error.log").read_text())
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        time.sleep(0.05)
-    raise AssertionError("nginx does not answer")

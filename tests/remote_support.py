@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from servers_support import answering
+from verbs_support import cli
 
 
 @dataclass
@@ -96,15 +99,13 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(**options):
     """A Site on a port of its own."""
     site = Site(**options)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
-    server.site = site
-    site.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering(_Handler) as server:
+        server.site = site
+        site.port = server.server_port
         yield site
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+
+
+def refused_as_there(capsys, *args):
+    """Convert to what is there already: it is not replaced."""
+    status, out, _ = cli(capsys, "convert", *args, "--json")
+    assert (status, json.loads(out)["error"]["slug"]) == (2, "output-exists")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import engines_support as support
 import pytest
-from engines_support import CONVERSIONS, STEP, convert, digests, left, make
+from engines_support import CONVERSIONS, STEP, convert, digests, left, made_alone, make
 
 import ckptool
 from ckptool import engines, ranges, taskbook
@@ -38,12 +38,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(source, tmp_path_factory):
-    """What one pair of hands makes of each conversion."""
-    made = {}
-    for name in CONVERSIONS:
-        done, path = convert(source, tmp_path_factory.mktemp("plain"), name)
-        made[name] = digests(path), done
-    return made
+    return made_alone(source, tmp_path_factory, CONVERSIONS)
 
 
 @pytest.fixture(autouse=True)

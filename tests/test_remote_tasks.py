@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engines_support import CONVERSIONS, convert, digests, make
+from engines_support import CONVERSIONS, digests, made_alone, make
 from remote_support import serving
 from verbs_support import cli
 
@@ -30,12 +30,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(source, tmp_path_factory):
-    """What one process makes of each conversion to shards, on the disk."""
-    made = {}
-    for name in ("shards", "cast shards"):
-        done, path = convert(source, tmp_path_factory.mktemp("plain"), name)
-        made[name] = digests(path), done
-    return made
+    return made_alone(source, tmp_path_factory, ("shards", "cast shards"))
 
 
 @pytest.fixture
