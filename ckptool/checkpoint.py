@@ -123,11 +123,15 @@ class Storage:
         return self.count * self.dtype.size_bytes
 
 
+FLAGGED = frozenset(("conj", "neg", "conj+neg"))
+"""Kinds of tensors whose numbers are their bytes conjugated, negated, or both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor. `shape` and `stride` count elements, `offset` is in elements from the start
     of the storage. `kind` is tensor, parameter, quantized, sparse, nested, meta,
-    uninitialized, subclass, conj, neg, storage or foreign (what a module keeps in a way of
+    uninitialized, subclass, storage, one of FLAGGED or foreign (what a module keeps in a way of
     its own). `path` is its place in the file.
     """
 

@@ -120,7 +120,11 @@ def _chosen(a: Side, b: Side, wish: Wish) -> list[tuple[int, int]]:
 
 def _at(side: Side, at: str) -> int | None:
     wanted = "" if at == "." else at
-    return next((i for i, t in enumerate(side.tables) if dotted(t.path) == wanted), None)
+    named = [i for i, t in enumerate(side.tables) if dotted(t.path) == wanted]
+    if len(named) > 1:
+        text = f"there are {len(named)} state_dicts at '{at}': their places read alike"
+        raise UsageError(text, path=side.name)
+    return named[0] if named else None
 
 
 def _alone(side: Side, at: int | None, name: str) -> int:

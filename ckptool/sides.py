@@ -78,13 +78,12 @@ class Placed:
                 continue
             renames = self.naming(index).renames
             for t in table.tensors:
-                place = (*root, renames.get(t.key, t.key))
-                found[place] = (t, number)
+                found[_free((*root, renames.get(t.key, t.key)), found)] = (t, number)
         if not bare:
             for path, tensor in self.side.tensors.items():
                 if not self._is_skipped(path):
                     common = self.common(path)
-                    found[path if common in found else common] = (tensor, None)
+                    found[_free(path if common in found else common, found)] = (tensor, None)
         return found
 
     def values(self) -> dict[Path, Extra]:
@@ -97,7 +96,8 @@ class Placed:
         for path, extra in self.side.values.items():
             if path not in leading and not self._is_skipped(path):
                 common = self.common(path)
-                found[path if common in found else common] = self._followed(path, extra)
+                place = _free(path if common in found else common, found)
+                found[place] = self._followed(path, extra)
         return found
 
     def common(self, path: Path) -> Path:
@@ -155,6 +155,15 @@ class Placed:
 
     def _is_skipped(self, path: Path) -> bool:
         return any(path[: len(root)] == root for root in self.skipped)
+
+
+def _free(place: Path, taken: Mapping[Path, Any]) -> Path:
+    """The place, or one beside it that nothing has: keys that read alike are told apart."""
+    found, count = place, 1
+    while found in taken:
+        count += 1
+        found = (*place[:-1], f"{place[-1] if place else ''} ({count})")
+    return found
 
 
 def dotted(path: Iterable[str | int]) -> str:

@@ -96,13 +96,16 @@ def _text_span(data: bytes, start: int) -> Span | None:
 
 
 def array_parts(node: Obj) -> tuple[Any, bool, Any]:
-    """(dtype node, Fortran order, payload node) of a node that has an `array_shape`."""
+    """(dtype node, Fortran order, payload node) of a node that has an `array_shape`. The dtype is
+    None where the order is none that numpy writes.
+    """
     if (global_name(node.fn) or "").endswith(".numeric._frombuffer"):
         payload, dtype, _, order = items_of(node.args) or [None] * 4
-        return dtype, text_of(order) == "F", payload
+        return dtype if text_of(order) in ("C", "F") else None, text_of(order) == "F", payload
     state = items_of(node.state.value) if node.state is not None else None
     _, _, dtype, fortran, payload = state or [None] * 5
-    return dtype, fortran is True, payload
+    known = type(fortran) in (bool, int)  # numpy writes True, and takes any number for it
+    return dtype if known else None, bool(known and fortran), payload
 
 
 def _strides(shape: tuple[int, ...], fortran: bool) -> tuple[int, ...]:

@@ -147,6 +147,32 @@ def key_part(key: Any) -> str | int:
     return key if type(key) is int and abs(key) < EXACT else key_text(key)
 
 
+def key_parts(rows: Rows) -> list[str | int]:
+    """The parts of places that the keys of one dict give. Keys that are not equal have parts of
+    their own, though they read alike: 1.5 and '1.5', two objects.
+    """
+    parts = [key_part(row[0]) for row in rows]
+    taken = set(parts)
+    if len(taken) == len(parts):
+        return parts  # nearly always
+    named: dict[str | int, dict[Any, str | int]] = {}
+    last: dict[str | int, int] = {}
+    for at, part in enumerate(parts):
+        known = named.setdefault(part, {})
+        key = _comparable(rows[at][0])
+        if not known:
+            known[key] = part
+        elif key not in known:
+            count = last.get(part, 1) + 1
+            while f"{part} ({count})" in taken:
+                count += 1
+            last[part] = count
+            known[key] = f"{part} ({count})"
+            taken.add(known[key])
+        parts[at] = known[key]
+    return parts
+
+
 def twice(keys: list[str]) -> tuple[str, ...]:
     """Texts that stand more than once, in their order."""
     counts: dict[str, int] = {}

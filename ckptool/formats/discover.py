@@ -18,7 +18,7 @@ from ckptool.formats.dicts import (
     Rows,
     dict_items,
     is_optimizer,
-    key_part,
+    key_parts,
     key_text,
     kind_word,
     metadata_of,
@@ -178,11 +178,10 @@ class Discoverer:
         if leaf is not None:
             self.found.tensors.extend(leaf.tensors)
             self.seen.update(id(value) for _, value, *_ in rows if type(value) in _NODES)
-        for key, value, *_ in rows:
+        for (key, value, *_), name in zip(rows, key_parts(rows), strict=True):
             if type(key) in _NODES:
                 yield key, (*path, "<key>"), False
             if leaf is None and type(value) in _NODES:
-                name = key_part(key)
                 inside = wanted and (type(name) is not str or _SKIP.search(name) is None)
                 yield value, (*path, name), inside
 
@@ -207,8 +206,8 @@ class Discoverer:
             self._weigh(path, len(rows))
             self._note_repeated(rows, path)
             inside = wanted and not self._is_module(node)
-            for key, value, *_ in rows:
-                name = key_text(key)
+            for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
+                name = str(part)
                 if name != "_metadata":  # layer versions by the thousand, no tensors
                     yield value, (*path, name), inside and _SKIP.search(name) is None
 
@@ -234,8 +233,8 @@ class Discoverer:
         if {"state", "param_groups"} <= keys:
             return None
         tensors, nodes, rest, containers = [], [], [], 0
-        for key, value, *_ in rows:
-            tensor = self._member(value, path, key)
+        for (key, value, *_), part in zip(rows, key_parts(rows), strict=True):
+            tensor = self._member(value, (*path, part), key_text(key))
             if tensor is not None:
                 tensors.append(tensor)
                 nodes.append(value)
@@ -286,9 +285,7 @@ class Discoverer:
         tensor = self.reader.tensor(node) or self._array(node)
         return tensor is not None and tensor.kind != "storage"
 
-    def _member(self, value: Any, path: Path, key: Any) -> Tensor | None:
-        name = key_text(key)
-        place = (*path, key_part(key))
+    def _member(self, value: Any, place: Path, name: str) -> Tensor | None:
         try:
             tensor = self.reader.tensor(value, name, place) or self._array(value)
         except CkptError as error:
@@ -333,11 +330,12 @@ class Discoverer:
             self._weigh((*path, prefix), sum(held_count(part) for part in parts.values()))
             for group in ("_parameters", "_buffers"):
                 for key, value, *_ in dict_items(parts.get(group)) or ():
-                    tensor = self._member(value, path, prefix + key_text(key))
+                    name = prefix + key_text(key)
+                    tensor = self._member(value, (*path, name), name)
                     if tensor is not None:
                         self.placed[tensor.path, id(value)] = tensor
                     if tensor is None and type(value) is Obj:
-                        tensor = _foreign(prefix + key_text(key), path)
+                        tensor = _foreign(name, path)
                     if tensor is not None and not (group == "_buffers" and key_text(key) in hidden):
                         yield tensor
             yield from (_foreign(prefix + name, path) for name in self._packed(module, parts))

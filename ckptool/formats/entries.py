@@ -8,14 +8,24 @@ number, text of Python 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Extra, Path, Table, Tensor
 from ckptool.errors import LimitExceeded
 from ckptool.formats.arrays import array_parts, numpy_dtype
 from ckptool.formats.assemble import PickleHandle
-from ckptool.formats.dicts import dict_items, key_part, key_text
+from ckptool.formats.dicts import dict_items, key_text
+from ckptool.formats.entries_parts import (  # fmt: skip
+    ARGUMENT,
+    ARGUMENTS,
+    ATTRIBUTES,
+    FUNCTION,
+    STATE,
+    Child,
+    pairs,
+    parts,
+)
 from ckptool.formats.expressions import KEPT_METADATA
 from ckptool.formats.extras import class_of, numpy_scalar
 from ckptool.formats.judge import inert_raw
@@ -24,7 +34,6 @@ from ckptool.formats.rows import OWN
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import (  # fmt: skip
-    REDUCE,
     Box,
     Global,
     Obj,
@@ -39,13 +48,6 @@ from ckptool.pickles.nodes import (  # fmt: skip
 _SHARED = 50_000  # containers that stand at further places too: they could multiply without end
 _PART = 8  # levels that a tensor may add to a place
 _METADATA = "__metadata__"
-_UTILS = "torch._utils."
-_PLAIN_CALLS = frozenset(
-    f"{_UTILS}_rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "parameter")
-)
-
-Child = tuple[Any, Path]
-"""A node and its place below another."""
 
 
 class Inside(NamedTuple):
@@ -191,7 +193,7 @@ class _Walk:
     def _tensor(self, node: Any, tensor: Tensor, path: Path, into: Inside, top: bool) -> None:
         if not top or path not in self.held:
             into.tensors[path] = named(tensor, ".".join(map(str, path)), path)
-        below = list(_parts(node))
+        below = list(parts(node))
         if below and top:
             self.inside[path] = Inside({}, {})
             self._descend(below, self.inside[path], False)
@@ -224,7 +226,7 @@ class _Walk:
     def _box(self, node: Box, path: Path) -> tuple[Extra, list[Child]]:
         rows = dict_items(node)
         if rows is not None:
-            return Extra(path, "dict", None, ""), [*_pairs(rows), *self._attributes(node)]
+            return Extra(path, "dict", None, ""), [*pairs(rows), *self._attributes(node)]
         if node.kind == 0x5D:
             return Extra(path, "list", None, ""), list(_items(node))
         return _set(path, [value for value, *_ in elements(node)])
@@ -245,7 +247,7 @@ class _Walk:
             kind = class_of(node) or "dict"
             listed = bool(rows) and not node.batches  # Python 2: the items are the arguments
             made = [] if listed else _arguments(node)
-            return Extra(path, kind, None, ""), [*_pairs(rows), *made, *self._attributes(node)]
+            return Extra(path, kind, None, ""), [*pairs(rows), *made, *self._attributes(node)]
         below = [*_arguments(node), *_items(node), *_fields(node)]
         return Extra(path, class_of(node) or name or "object", None, ""), below
 
@@ -255,14 +257,14 @@ class _Walk:
             return
         rows = dict_items(node.state.value)
         if rows is None:
-            yield node.state.value, ("__dict__",)
+            yield node.state.value, (ATTRIBUTES,)
             return
         for key, value, *_ in rows:
             name = key_text(key)
             if name == KEPT_METADATA and id(node) in self.owners:
                 yield value, (_METADATA,)
             elif name != "_metadata" or id(node) not in self.owners:
-                yield value, ("__dict__", name)
+                yield value, (ATTRIBUTES, name)
 
 
 def _is_above(node: Any, above: Any) -> bool:
@@ -274,11 +276,6 @@ def _is_above(node: Any, above: Any) -> bool:
             return True
         above = above[1]
     return False
-
-
-def _pairs(rows: Any) -> Iterator[Child]:
-    for key, value, *_ in rows:
-        yield value, (key_part(key),)
 
 
 def _items(node: Any) -> Iterator[Child]:
@@ -295,13 +292,13 @@ def _arguments(node: Obj) -> list[Child]:
     args = items_of(node.args) or ()
     hidden = 2 if (global_name(node.fn) or "").endswith("reg._reconstructor") else 0
     below: list[Child] = [
-        (item, ("<argument>", at)) for at, item in enumerate(args) if at >= hidden and not
+        (item, (ARGUMENT, at)) for at, item in enumerate(args) if at >= hidden and not
         (hidden and item is None)
     ]  # fmt: skip
     if node.kwargs is not None:
-        below.append((node.kwargs, ("<arguments>",)))
+        below.append((node.kwargs, (ARGUMENTS,)))
     if type(node.fn) is Obj:
-        below.append((node.fn, ("<function>",)))
+        below.append((node.fn, (FUNCTION,)))
     return below
 
 
@@ -311,9 +308,9 @@ def _fields(node: Obj) -> Iterator[Child]:
         return
     rows = dict_items(node.state.value)
     if rows is None:
-        yield node.state.value, ("<state>",)
+        yield node.state.value, (STATE,)
     else:
-        yield from _pairs(rows)
+        yield from pairs(rows)
 
 
 def _set(path: Path, items: list[Any]) -> tuple[Extra, list[Child]]:
@@ -349,52 +346,3 @@ def _array(node: Obj) -> tuple[str, Any] | None:
         return None
     order = ("big-endian " if known[1] else "") + ("Fortran order " if fortran else "")
     return f"{order}{known[0].name} array {list(array_shape(node) or ())}", raw
-
-
-def _parts(node: Any) -> Iterator[Child]:
-    """What torch is told of a tensor beside a storage, offset, sizes and strides."""
-    if type(node) is not Obj or _is_old(node):
-        return
-    name, args = global_name(node.fn) or "", items_of(node.args) or ()
-    if name.startswith(f"{_UTILS}_rebuild_parameter") and args:
-        yield from _parts(args[0])
-        if len(args) > 3:
-            yield args[3], ("state",)
-    elif name.endswith(("._rebuild_from_type_v2", "._rebuild_from_type")) and len(args) == 4:
-        yield from _parts(Obj(REDUCE, args[0], args[2], node.start, node.args_start, node.end))
-        if global_name(args[1]) not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
-            yield args[1], ("class",)
-        yield args[3], ("state",)
-    elif name not in _PLAIN_CALLS:
-        yield from _told(name, args)
-    if node.state is not None:
-        yield node.state.value, ("state",)
-
-
-def _is_old(node: Obj) -> bool:
-    """torch.FloatTensor() of torch 0.1, whose state is storage, offset, sizes and strides."""
-    name = global_name(node.fn) or ""
-    return name.startswith("torch.") and name.endswith("Tensor") and not node.batches
-
-
-def _told(name: str, args: Sequence[Any]) -> Iterator[Child]:
-    names = _TOLD.get(name.removeprefix(_UTILS))
-    if names is None:
-        yield from ((item, (at,)) for at, item in enumerate(args))
-        return
-    for at, word in names.items():
-        if at < len(args):
-            yield args[at], (word,)
-
-
-_TOLD: dict[str, dict[int, str]] = {
-    "_rebuild_qtensor": {4: "quantizer"},
-    "_rebuild_meta_tensor_no_storage": {},
-    "_rebuild_wrapper_subclass": {0: "class"},
-    "_rebuild_device_tensor_from_cpu_tensor": {0: "data"},
-    "_rebuild_device_tensor_from_numpy": {0: "data"},
-    "_rebuild_xla_tensor": {0: "data"},
-}
-"""Arguments that say more than a record does, by what they are called here; of other functions
-all of them.
-"""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.arrays import numpy_dtype
-from ckptool.formats.dicts import dict_items, is_optimizer, key_part, key_text
+from ckptool.formats.dicts import dict_items, is_optimizer, key_parts, key_text
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import SETS, array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
@@ -105,8 +105,10 @@ class Describer:
         if not rows and type(node) is Obj:
             rows = dict_items(_filling(node))
         if rows is not None:
+            rows = rows[: _LEAVES + 1]
             return {
-                key_text(k): self._value(v, depth, left, above) for k, v, *_ in rows[: _LEAVES + 1]
+                str(part): self._value(row[1], depth, left, above)
+                for part, row in zip(key_parts(rows), rows, strict=True)
             }
         values = [value for value, *_ in elements(node)]
         if type(node) is Box or values:
@@ -291,8 +293,8 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
     told: dict[int, Extra] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
-    for key, value, *_ in rows:
-        path: Path = (key_part(key),)
+    for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
+        path: Path = (part,)
         if path not in held:
             one = told.get(id(value))  # a large one may stand under thousands of names
             if one is None:

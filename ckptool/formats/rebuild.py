@@ -70,13 +70,13 @@ def _flagged_kind(metadata: Any, node: Obj) -> str:
     if type(metadata) is not Box or metadata.kind != DICT:
         raise PickleInvalid("the flags of a tensor are no plain dict", offset=node.end)
     _refuse_many(metadata, node)
-    found = "tensor"
+    found: set[str] = set()
     for key, value, *_ in pairs(metadata):
         name = text_of(key)
         if name is None or type(value) is not bool or (name in _FLAGS and not value):
             raise PickleInvalid("a flag of a tensor that torch does not write", offset=node.end)
-        found = name if name in _FLAGS and found == "tensor" else found
-    return found
+        found.add(name)
+    return "+".join(flag for flag in _FLAGS if flag in found) or "tensor"
 
 
 def _keeps_numbers(state: Any, node: Obj, strict: bool = True) -> None:

@@ -10,6 +10,7 @@ import re
 from math import prod
 from typing import Any
 
+from ckptool.formats.arrays import array_parts
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import array_shape
 from ckptool.models.tensors_values import Builder, Call, Knows, Way
@@ -78,7 +79,7 @@ def _array(build: Builder, call: Call) -> Way | None:
     shape = array_shape(call.node)
     if shape is None or any(size < 0 for size in shape):
         return None
-    dtype_node, fortran, payload = _parts(call)
+    dtype_node, fortran, payload = array_parts(call.node)
     dtype = dtype_of(build, dtype_node)
     if dtype is None:
         return None
@@ -88,16 +89,6 @@ def _array(build: Builder, call: Call) -> Way | None:
     if data is None or prod(shape) * dtype.itemsize != len(data):
         return None
     return Way(lambda: _made(data, dtype, shape, fortran))
-
-
-def _parts(call: Call) -> tuple[Any, bool, Any]:
-    """(dtype node, Fortran order, payload node)."""
-    state = call.node.state
-    if state is None:  # _frombuffer(bytes, dtype, shape, order)
-        payload, dtype, _, order = call.args
-        return dtype, text_of(order) == "F", payload
-    _, _, dtype, fortran, payload = items_of(state.value) or [None] * 5
-    return dtype, fortran is True, payload
 
 
 def _made(data: bytes, dtype: Any, shape: tuple[int, ...], fortran: bool) -> Any:

@@ -236,6 +236,13 @@ def _set_state(build: Builder, made: Any, states: Sequence[Any]) -> None:
             set_attributes(made, {str(key): value for key, value in found.items()})
 
 
+_CLASSES: dict[str, type[torch.Tensor]] = {
+    "torch.nn.parameter.Parameter": torch.nn.Parameter,
+    "torch.nn.parameter.Buffer": getattr(torch.nn, "Buffer", torch.Tensor),  # since torch 2.5
+}
+_HAVE_STATE = (torch.Tensor, *_CLASSES.values())
+
+
 def _from_type(tensors: Tensors, build: Builder, call: Call) -> Way | None:
     """(function, class, arguments, state): a tensor with attributes, or of a subclass. One whose
     class is not imported comes as the plain tensor under it, where there is one.
@@ -250,11 +257,12 @@ def _from_type(tensors: Tensors, build: Builder, call: Call) -> Way | None:
     def make() -> Any:
         made = build.of(inner)
         if not isinstance(made, Record):
-            return made
+            cls = _CLASSES.get(global_name(kind) or "")
+            return made if cls is None or type(made) is cls else made.as_subclass(cls)
         return Record(build.name_of(kind), made.arguments)
 
     def fill(made: Any) -> None:
-        if isinstance(made, Record) or type(made) in (torch.Tensor, torch.nn.Parameter):
+        if isinstance(made, Record) or type(made) in _HAVE_STATE:
             _set_state(build, made, [state])  # a jagged one has got its parts as arguments
 
     return Way(make, [inner], fill)

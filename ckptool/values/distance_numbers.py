@@ -77,9 +77,9 @@ def resolved(values: Any, kind: str) -> Any:
     """What torch shows of a tensor whose bits say that it is conjugated or negated."""
     import numpy as np
 
-    if kind == "conj":
-        return np.conjugate(values)
-    return -values if kind == "neg" else values
+    if kind in ("conj", "conj+neg"):
+        values = np.conjugate(values)
+    return -values if kind in ("neg", "conj+neg") else values
 
 
 def unequal(left: Any, right: Any) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
-from ckptool.checkpoint import UNTYPED, DType, Storage, Tensor
+from ckptool.checkpoint import FLAGGED, UNTYPED, DType, Storage, Tensor
 from ckptool.errors import LimitExceeded, Unsupported
 from ckptool.pieces import encoding_of, is_plain, made_from
 from ckptool.plans import Made
@@ -96,7 +96,7 @@ def same(a: Seen, b: Seen) -> Sameness:
     """Compare two tensors of one shape and dtype. Raises what reading raises."""
     odd = False
     kinds = a.tensor.kind, b.tensor.kind
-    flagged = kinds[0] != kinds[1] and not {"conj", "neg"}.isdisjoint(kinds)
+    flagged = kinds[0] != kinds[1] and not FLAGGED.isdisjoint(kinds)
     for block in blocks(a, b):
         if block.alike and not flagged:
             continue
@@ -134,8 +134,8 @@ def rounds_to(wide: Seen, narrow: Seen) -> bool:
 
 def can_round(wide: Seen, narrow: Seen) -> bool:
     """Whether `rounds_to` applies: two float formats, whose bits mean the same otherwise."""
-    negated = {wide.tensor.kind, narrow.tensor.kind}
-    if "neg" in negated and len(negated) > 1:
+    kinds = {wide.tensor.kind, narrow.tensor.kind}
+    if len(kinds) > 1 and not kinds.isdisjoint(("neg", "conj+neg")):
         return False
     return wide.dtype.name in FLOATS and narrow.dtype.name in FLOATS
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from ckptool.checkpoint import DType, Tensor
+from ckptool.checkpoint import FLAGGED, DType, Tensor
 from ckptool.errors import Unsupported
 from ckptool.values.distance_numbers import Buffer
 from ckptool.values.equal import Run, Seen, axes, ordered, runs
 from ckptool.values.statistics import STEP
 
 _CHUNK = 1 << 20
-_FLIPPED = ("conj", "neg")
 
 
 def once(tensor: Tensor) -> tuple[Tensor, int]:
@@ -39,7 +38,7 @@ def plain_run(seen: Seen, any_order: bool) -> Run | None:
     """Where the elements lie as they are needed, plainly stored one after another; None for
     others, and for those that a view flips.
     """
-    if seen.tensor.kind in _FLIPPED or not (any_order or in_order(seen.tensor)):
+    if seen.tensor.kind in FLAGGED or not (any_order or in_order(seen.tensor)):
         return None
     found = runs(seen, seen)
     return None if found is None else found[0]
@@ -59,7 +58,7 @@ def run_blocks(seen: Seen, run: Run, start: int, count: int) -> Iterator[Buffer]
 def all_blocks(seen: Seen) -> Iterator[Buffer]:
     """All elements in row-major order, little-endian, with the signs that torch shows."""
     kind = seen.tensor.kind
-    if kind not in _FLIPPED:
+    if kind not in FLAGGED:
         return ordered(seen)
     return (_flipped(block, seen.dtype, kind) for block in ordered(seen))
 
@@ -69,13 +68,13 @@ def _flipped(block: Buffer, dtype: DType, kind: str) -> Buffer:
     import numpy as np
 
     signed = dtype.kind in ("float", "complex") and dtype.size_bytes > 1
-    if not signed or (kind == "conj" and dtype.components != 2):
+    if not signed or (kind != "neg" and dtype.components != 2):
         raise Unsupported(
             f"a view of {dtype.name} that is marked '{kind}'", hint="report this with the file"
         )
     width = dtype.size_bytes // dtype.components
     bits = np.frombuffer(block, f"<u{width}").copy()
-    every = dtype.components if kind == "conj" else 1
-    bits[every - 1 :: every] ^= bits.dtype.type(1 << (8 * width - 1))
+    first, every = {"conj": (1, 2), "neg": (0, 1), "conj+neg": (0, 2)}[kind]
+    bits[first::every] ^= bits.dtype.type(1 << (8 * width - 1))
     flipped: bytes = bits.tobytes()
     return flipped

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any, NamedTuple
 
-from ckptool.checkpoint import Extra, Path, Tensor
+from ckptool.checkpoint import FLAGGED, Extra, Path, Tensor
 from ckptool.differences import same_value
 from ckptool.sides import Inside
 from ckptool.values.distance import Distance, Tolerance, measure
@@ -27,7 +27,7 @@ from ckptool.verbs.diff_files import SideFiles
 
 CRC, BYTES, VALUES, NOTHING = "crc", "bytes", "values", "nothing"
 
-_DENSE = frozenset(("tensor", "parameter", "conj", "neg", "storage", "ndarray"))
+_DENSE = frozenset(("tensor", "parameter", *FLAGGED, "storage", "ndarray"))
 _BY_PARTS = frozenset(("sparse", "nested", "device-argument", "uninitialized"))
 """Kinds that are the same when what they are made of is the same."""
 _OTHER_PARTS = "made of other parts"
@@ -231,7 +231,7 @@ def _view(t: Tensor) -> tuple[Any, ...]:
 
 def _flag(t: Tensor) -> str:
     """What the bytes are to be read as, beside the dtype."""
-    return t.kind if t.kind in ("conj", "neg", "quantized") else ""
+    return t.kind if t.kind in (*FLAGGED, "quantized") else ""
 
 
 def _told(path: Path, a: Extra | None, b: Extra | None) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ckptool.checkpoint import UNTYPED, Checkpoint, Storage, Tensor
+from ckptool.checkpoint import FLAGGED, UNTYPED, Checkpoint, Storage, Tensor
 from ckptool.errors import CkptError, StorageSize, Unsupported
 from ckptool.pieces import encoding_of, made_from
 from ckptool.places import Source
 from ckptool.sources import Sources
 from ckptool.values.storages import coded, run, swapped
 
-_KINDS = frozenset(("tensor", "parameter", "ndarray", "subclass", "conj", "neg", "storage"))
+_KINDS = frozenset(("tensor", "parameter", "ndarray", "subclass", *FLAGGED, "storage"))
 _DTYPES = frozenset(
     ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "uint16",
      "uint32", "uint64", "bool", "complex64", "complex128")
@@ -59,9 +59,9 @@ def _array(checkpoint: Checkpoint, source: Source | None, tensor: Tensor) -> Any
     # what numpy cannot count is the step of an axis of one element or none: never taken
     strides = [step * item if step * item < 1 << 63 else item for step in tensor.stride]
     made = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides)
-    if tensor.kind == "conj":
-        return np.conj(made)
-    return np.negative(made) if tensor.kind == "neg" else made
+    if tensor.kind in ("conj", "conj+neg"):
+        made = np.conj(made)
+    return np.negative(made) if tensor.kind in ("neg", "conj+neg") else made
 
 
 def _bytes(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ckptool.checkpoint import Checkpoint, Path
 from ckptool.errors import UsageError
-from ckptool.formats.dicts import dict_items, is_optimizer, key_text
+from ckptool.formats.dicts import dict_items, is_optimizer, key_parts
 from ckptool.pickles.nodes import LIST, Box, Obj, Tup, elements
 from ckptool.verbs.tables import path_name
 
@@ -52,7 +52,8 @@ def optimizers(root: Any) -> dict[Path, Any]:
 def _below(path: Path, node: Any) -> Iterator[tuple[Path, Any]]:
     rows = dict_items(node)
     if rows is not None:
-        yield from (((*path, k if type(k) is int else key_text(k)), v) for k, v, *_ in rows)
+        parts = key_parts(rows)
+        yield from (((*path, part), row[1]) for part, row in zip(parts, rows, strict=True))
     elif type(node) is Tup:
         yield from (((*path, at), item) for at, item in enumerate(node.items))
     elif type(node) is Box and node.kind == LIST:

@@ -5,7 +5,7 @@ Knows: that a state_dict does not say it; Parameters and optimizers do. Must not
 
 from __future__ import annotations
 
-from ckptool.checkpoint import Checkpoint, Note, Table, Tensor
+from ckptool.checkpoint import FLAGGED, Checkpoint, Note, Table, Tensor
 
 _BUFFERS = frozenset(("running_mean", "running_var", "num_batches_tracked", "position_ids",
                       "total_ops", "total_params", "n_averaged", "relative_position_index",
@@ -37,7 +37,8 @@ def tie_of(tensor: Tensor) -> tuple[object, ...] | None:
     """What two names of one tensor have in common; None for tensors without bytes."""
     if tensor.storage is None or not tensor.count:
         return None
-    return tensor.storage.key, tensor.offset, tensor.shape, tensor.stride, tensor.dtype
+    flag = tensor.kind if tensor.kind in FLAGGED else ""
+    return tensor.storage.key, tensor.offset, tensor.shape, tensor.stride, tensor.dtype, flag
 
 
 def parameter_count(table: Table) -> int:

@@ -20,11 +20,18 @@ def choose_table(checkpoint: Checkpoint, at: str | None) -> Table | None:
 
 
 def table_at(checkpoint: Checkpoint, at: str) -> Table:
-    """The table whose dotted path is `at` ('' or '.' is the root). Raises UsageError."""
+    """The table whose dotted path is `at` ('' or '.' is the root). Raises UsageError, also where
+    several read alike: a number and its text as keys, a key with a dot.
+    """
     wanted = "" if at == "." else at
-    for table in checkpoint.tables:
-        if path_name(table.path) == wanted:
-            return table
+    named = [table for table in checkpoint.tables if path_name(table.path) == wanted]
+    if len(named) > 1:
+        raise UsageError(
+            f"there are {len(named)} state_dicts at '{at}': their places read alike",
+            path=checkpoint.file, hint="take one of them out in Python: ckptool.load(file)",
+        )  # fmt: skip
+    if named:
+        return named[0]
     known = ", ".join(repr(path_name(table.path) or ".") for table in checkpoint.tables[:8])
     raise UsageError(
         f"there is no state_dict at '{at}'", path=checkpoint.file,

@@ -32,6 +32,8 @@ from hostile.cases import DONE, HEADER, INVALID, NO, SIZES, TROUBLE, Case, Want,
 INT = name("torch", "IntStorage")
 TWICE = refused("key-duplicate")._replace(inspect=DONE, verify=DONE, diff=NO)
 COLLIDES = Want(DONE, DONE, DONE, TROUBLE, NO)
+ALIKE = Want(DONE, DONE, DONE, DONE, NO, "several-tables")
+SWAPPED = tensor(stored(), 0, (2, 3), (1, 2))
 ORDERED, COUNTER = "collections.OrderedDict", "collections.Counter"
 GROWS = b"]q\x05(" + op("w") + W + b"e"
 SIX_OF_IT = struct.pack("<q", 6) + SIX
@@ -145,6 +147,15 @@ DICTS = (
           ("bytes", (b"C\x01a", b"C\x01a")),
           ("nan", (b"G\x7f\xf8\0\0\0\0\0\0q\x05", b"h\x05")),
           ("none", (None, None)),
+      )),
+    *(Case(f"alike-{label}", f"two state_dicts under keys that read alike: {label}", ALIKE,
+           lambda keys=keys: net(stream(dictionary(*((key, ordered(("w", made), ("b", B)))
+                                                     for key, made in zip(keys, (W, SWAPPED), strict=True))))))
+      for label, keys in (
+          ("float", (1.5, "1.5")),
+          ("none", (None, "None")),
+          ("object", (call("torch.device", "cpu"), call("torch.device", "meta"))),
+          ("tuple", (((1,), 2), ((2,), 2))),
       )),
     Case("names", "two places of one dotted name", COLLIDES,
          lambda: net(stream(dictionary(("a", [[W]]), ("a.0", [B]))))),
