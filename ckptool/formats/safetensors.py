@@ -233,13 +233,13 @@ def _row(key: str, value: Any, notes: list[Note], limits: Limits) -> Row:
 
 
 def _count(shape: list[int], key: str) -> int:
-    """The product of the sizes; above 64 bits on the way, the safetensors package refuses too."""
-    count = 1
+    """The product of the sizes; beyond 63 bits torch has no strides for them, though it be 0."""
+    reach = 1
     for size in shape:
-        count *= size
-        if count >= _WORD:
-            raise HeaderInvalid("a shape of more elements than 64 bits can count", key=key)
-    return count
+        reach *= size or 1
+        if reach >= _WORD >> 1:
+            raise HeaderInvalid("a shape of more elements than 63 bits can count", key=key)
+    return 0 if 0 in shape else reach
 
 
 def _whole(values: Any) -> bool:

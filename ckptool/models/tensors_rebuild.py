@@ -13,7 +13,7 @@ from typing import Any
 
 import torch  # noqa: TID253 - this room is imported only where torch is asked for
 
-from ckptool.checkpoint import UNTYPED, DType, Tensor
+from ckptool.checkpoint import FLAGGED, UNTYPED, DType, Tensor
 from ckptool.errors import PickleInvalid, Unsupported
 from ckptool.formats.dicts import dict_items, module_parts
 from ckptool.formats.measures import View, global_name, named_dtype
@@ -95,10 +95,11 @@ class Tensors:
         """A tensor by its record alone. Raises Unsupported for kinds that need more."""
         if record.kind == "meta":
             return _on_meta(record.dtype, record.shape or (), record.stride or (), bool(record.requires_grad))  # fmt: skip
-        if record.kind not in ("tensor", "parameter", "subclass", "ndarray", *_FLAGS):
+        if record.kind not in ("tensor", "parameter", "subclass", "ndarray", *FLAGGED):
             text = f"a tensor of the kind '{record.kind}' in a {record.kind} of its own"
             raise Unsupported(text, key=record.key or None)
-        made = _flagged(self.strided(record), {record.kind: True} if record.kind in _FLAGS else {})
+        flags = dict.fromkeys(record.kind.split("+"), True) if record.kind in FLAGGED else {}
+        made = _flagged(self.strided(record), flags)
         if record.kind == "parameter":
             return torch.nn.Parameter(made, bool(record.requires_grad))
         return made.requires_grad_(bool(record.requires_grad))

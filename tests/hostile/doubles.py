@@ -32,7 +32,7 @@ from hostile.cases import DONE, HEADER, INVALID, NO, SIZES, TROUBLE, Case, Want,
 INT = name("torch", "IntStorage")
 TWICE = refused("key-duplicate")._replace(inspect=DONE, verify=DONE, diff=NO)
 COLLIDES = Want(DONE, DONE, DONE, TROUBLE, NO)
-ALIKE = Want(DONE, DONE, DONE, DONE, NO, "several-tables")
+ALIKE = Want(DONE, DONE, DONE, DONE, NO)
 SWAPPED = tensor(stored(), 0, (2, 3), (1, 2))
 ORDERED, COUNTER = "collections.OrderedDict", "collections.Counter"
 GROWS = b"]q\x05(" + op("w") + W + b"e"

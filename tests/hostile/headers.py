@@ -65,6 +65,8 @@ HEADERS = (
     ("end-first", "offsets [24, 0]", HEADER, lambda: row(data_offsets=[24, 0])),
     ("overflow", "a shape whose product overflows", HEADER,
      lambda: safe({"w": {"dtype": "F32", "shape": [2**32, 2**32], "data_offsets": [0, 0]}}, b"")),
+    ("overflow-empty", "no elements, and strides that 64 bits cannot hold", HEADER,
+     lambda: safe({"z": {"dtype": "F32", "shape": [0, 2**63 - 1, 2**63 - 1], "data_offsets": [0, 0]}, **ROWS})),
     ("shape-negative", "a shape of [-2, -3]", HEADER, lambda: row(shape=[-2, -3])),
     ("dtype", "a type called EVIL", HEADER, lambda: row(dtype="EVIL")),
     ("sizes", "shape and offsets disagree", HEADER, lambda: row(shape=[7])),
