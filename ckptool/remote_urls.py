@@ -58,9 +58,13 @@ def locate(url: str) -> Located | None:
 
 
 def _located_web(url: str, scheme: str) -> Located:
-    parts = urlsplit(url.partition("#")[0])
-    if not parts.hostname:
-        raise UsageError("a URL without a host", path=masked(url))
+    try:
+        parts = urlsplit(url.partition("#")[0])
+        named = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a bracket that is not closed, a port that is none, odd letters
+        named = False
+    if not named:
+        raise UsageError("a URL without a host, or with none that could be", path=masked(url))
     user, at, host = parts.netloc.rpartition("@")
     login = b64encode(unquote(user).encode()).decode() if at else ""
     root = urlunsplit(parts._replace(netloc=host))

@@ -123,3 +123,15 @@ def test_a_parameter_by_its_class_is_one(tmp_path, cls):
     want, got = torch.load(file, weights_only=False)["w"], ckptool.load(str(file))["w"]
     assert type(got) is type(want)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("line", "want"), [(b"S'a\\x41'\n", "aA"), (b'S"b"\n', "b"), (b"S'a'b'\n", "a'b")]
+)
+def test_texts_of_protocol_0_become_legacy(tmp_path, line, want):
+    file, out = tmp_path / "a.pth", tmp_path / "o.pth"
+    file.write_bytes(archive(pickled(dictionary((line, tensor()), ("x", line)))))
+    assert list(torch.load(file, weights_only=False)) == [want, "x"]
+    ckptool.convert(str(file), str(out), to="legacy")
+    found = torch.load(out, weights_only=False)
+    assert (list(found), found["x"]) == ([want, "x"], want)

@@ -219,6 +219,23 @@ def test_nobody_there(url, slug):
     assert refused(url).slug == slug
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "HTTP://[",
+        "http://a:b/x",
+        "http://a:99999/x",
+        "https://exa\u2100.com/x",
+        "http://@/x",
+    ],
+)
+def test_a_url_that_cannot_be(url):
+    with pytest.raises(CkptError) as caught:
+        ckptool.inspect(url)
+    assert (caught.value.exit_status, caught.value.slug) == (2, "usage")
+
+
 def test_tls_that_is_none(site):
     assert refused(site.url("a.pth").replace("http:", "https:")).slug == "remote-tls"
 

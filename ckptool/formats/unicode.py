@@ -12,6 +12,7 @@ from typing import Any
 from ckptool.formats.measures import global_name
 from ckptool.pickles.downgrade import bytes_literal, opcodes
 from ckptool.pickles.nodes import TEXT_OPS, Raw, Tup, Walked, text_of
+from ckptool.pickles.rare import string_of
 from ckptool.pickles.splice import Edits, text_literal
 
 _PAYLOAD_AT = {"scalar": 1, "_reconstruct": 4}  # in the arguments; in the state
@@ -22,7 +23,7 @@ def add_unicode(walked: Walked, edits: Edits) -> None:
     payloads = _payloads(walked)
     for start, end in opcodes(walked):
         if walked.data[start] in TEXT_OPS:
-            value = walked.data[_first(walked.data, start) : end]
+            value = _value(walked.data, start, end)
             node = Raw(walked.data[start], value, 0)
             new = bytes_literal(value) if start in payloads else text_literal(text_of(node) or "")
             edits.spellings[start] = (end, new, None)
@@ -31,8 +32,10 @@ def add_unicode(walked: Walked, edits: Edits) -> None:
         edits.respell = _respell
 
 
-def _first(data: bytes, start: int) -> int:
-    return start + {0x55: 2, 0x54: 5}[data[start]]
+def _value(data: bytes, start: int, end: int) -> bytes:
+    if data[start] == 0x53:  # STRING: quotes around it, a newline behind
+        return string_of(data[start + 1 : end - 1], start)
+    return data[start + {0x55: 2, 0x54: 5}[data[start]] : end]
 
 
 def _respell(node: Any) -> bytes:

@@ -120,23 +120,36 @@ def _slot(text: bytes, pos: int) -> int:
     return int(text)
 
 
+# CPython's own reader takes two letters that make 0 or 1 for a bool, the one in Python does not.
+_TRUTHS = tuple(
+    mark + digit
+    for mark in (b"+", b"-", b" ", b"\t", b"\r", b"\v", b"\f")
+    for digit in (b"0", b"1")
+)
+
+
 def _text_value(code: int, line: bytes, pos: int) -> Any:
     """The value of a protocol 0 text opcode."""
     if code == 0x49 and line in (b"00", b"01"):
         return line == b"01"
     if code in (0x49, 0x4C):
+        if code == 0x49 and len(line) == 2 and line in _TRUTHS:
+            raise PickleInvalid("a number that some readers take for True or False", offset=pos)
         return _number(line.removesuffix(b"L") if code == 0x4C else line, pos)
     if code == 0x46:
         return float(line)
     if code == 0x56:
         return line.decode("raw-unicode-escape")
+    return Raw(code, string_of(line, pos), pos + 2)
+
+
+def string_of(line: bytes, pos: int) -> bytes:
+    """What the quoted text of a STRING opcode stands for. Raises PickleInvalid."""
     quoted = len(line) > 1 and line[:1] == line[-1:] and line[:1] in (b"'", b'"')
     if not quoted:
         raise PickleInvalid("a STRING without quotes", offset=pos)
     plain = line[1:-1]
-    if b"\\" in plain:
-        plain = _unescaped(plain)
-    return Raw(code, plain, pos + 2)
+    return _unescaped(plain) if b"\\" in plain else plain
 
 
 def _unescaped(text: bytes) -> bytes:

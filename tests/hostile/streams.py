@@ -111,6 +111,8 @@ CASES = (
     Case("protocol-twice", "PROTO twice", INVALID, header_of(b"\x80\x02\x80\x02" + PLAIN + b".")),
     Case("buffer", "an out-of-band buffer that is not there", INVALID,
          header_of(stream(ordered(("w", b"\x97")), 5))),
+    Case("bool-or-number", "I+1: True to the reader in C, 1 to the one in Python", INVALID,
+         header_of(stream(ordered(("w", W), ("b", B), ("n", b"I+1\n"))))),
     Case("no-stop", "no STOP", INVALID, header_of(b"\x80\x02" + PLAIN)),
     Case("second", "a second, malicious pickle after STOP: no loader runs it",
          SAME._replace(slug="bytes-after-stop"), header_of(stream() + BAD)),
