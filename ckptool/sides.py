@@ -72,18 +72,22 @@ class Placed:
         of chosen state_dicts only.
         """
         found: dict[Path, tuple[Tensor, int | None]] = {}
+        counts: dict[Path, int] = {}
         for index, table in enumerate(self.side.tables):
             number, root = self._tables.get(index, (None, table.path))
             if number is None and bare:
                 continue
             renames = self.naming(index).renames
             for t in table.tensors:
-                found[_free((*root, renames.get(t.key, t.key)), found)] = (t, number)
+                found[_free((*root, renames.get(t.key, t.key)), found, counts)] = (t, number)
         if not bare:
             for path, tensor in self.side.tensors.items():
                 if not self._is_skipped(path):
                     common = self.common(path)
-                    found[_free(path if common in found else common, found)] = (tensor, None)
+                    found[_free(path if common in found else common, found, counts)] = (
+                        tensor,
+                        None,
+                    )
         return found
 
     def values(self) -> dict[Path, Extra]:
@@ -91,12 +95,13 @@ class Placed:
         out.
         """
         found: dict[Path, Extra] = {}
+        counts: dict[Path, int] = {}
         roots = [root for root, _ in self._roots]
         leading = {root[:i] for root in roots for i in range(len(root) + 1)}
         for path, extra in self.side.values.items():
             if path not in leading and not self._is_skipped(path):
                 common = self.common(path)
-                place = _free(path if common in found else common, found)
+                place = _free(path if common in found else common, found, counts)
                 found[place] = self._followed(path, extra)
         return found
 
@@ -157,12 +162,14 @@ class Placed:
         return any(path[: len(root)] == root for root in self.skipped)
 
 
-def _free(place: Path, taken: Mapping[Path, Any]) -> Path:
-    """The place, or one beside it that nothing has: keys that read alike are told apart."""
-    found, count = place, 1
+def _free(place: Path, taken: Mapping[Path, Any], counts: dict[Path, int]) -> Path:
+    """The place, or one beside it that nothing has: keys that read alike are told apart. `counts`
+    remembers how far that went, since thousands may read alike.
+    """
+    found = place
     while found in taken:
-        count += 1
-        found = (*place[:-1], f"{place[-1] if place else ''} ({count})")
+        counts[place] = counts.get(place, 1) + 1
+        found = (*place[:-1], f"{place[-1] if place else ''} ({counts[place]})")
     return found
 
 

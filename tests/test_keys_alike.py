@@ -135,3 +135,9 @@ def test_texts_of_protocol_0_become_legacy(tmp_path, line, want):
     ckptool.convert(str(file), str(out), to="legacy")
     found = torch.load(out, weights_only=False)
     assert (list(found), found["x"]) == ([want, "x"], want)
+
+
+def test_an_ellipsis_is_data(tmp_path):
+    file = write(tmp_path / "a.pth", {"w": A, "x": (..., NotImplemented)})
+    assert not ckptool.inspect(file).could_run_code
+    assert ckptool.load(file)["x"] == (..., NotImplemented)

@@ -163,7 +163,7 @@ REFERENCES = frozenset((
     "torch.device", "torch.nn.parameter.Parameter", "numpy.ndarray", "numpy.dtype",
     "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "argparse.Namespace",
     *(f"builtins.{name}" for name in ("bool", "bytes", "bytearray", "complex", "dict", "float",
-      "frozenset", "int", "long", "list", "object", "set", "str", "tuple", "unicode", "range", "slice")),
+      "frozenset", "int", "long", "list", "object", "set", "str", "tuple", "unicode", "range", "slice", "Ellipsis", "NotImplemented")),
     *(f"torch.{name}" for name in DTYPE_ALIASES),
     *(f"torch.{name}" for name in (
       "strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged",
