@@ -141,3 +141,13 @@ def test_an_ellipsis_is_data(tmp_path):
     file = write(tmp_path / "a.pth", {"w": A, "x": (..., NotImplemented)})
     assert not ckptool.inspect(file).could_run_code
     assert ckptool.load(file)["x"] == (..., NotImplemented)
+
+
+@pytest.mark.parametrize(
+    ("line", "want"), [(b"I-1\n", -1), (b"I01\n", True), (b"I10\n", 10), (b"I1\n", 1)]
+)
+def test_numbers_of_protocol_0(tmp_path, line, want):
+    file = tmp_path / "a.pth"
+    file.write_bytes(archive(pickled(dictionary(("w", tensor()), ("x", line)))))
+    for found in (torch.load(file, weights_only=False), ckptool.load(str(file))):
+        assert (type(found["x"]), found["x"]) == (type(want), want)

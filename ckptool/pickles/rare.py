@@ -121,11 +121,7 @@ def _slot(text: bytes, pos: int) -> int:
 
 
 # CPython's own reader takes two letters that make 0 or 1 for a bool, the one in Python does not.
-_TRUTHS = tuple(
-    mark + digit
-    for mark in (b"+", b"-", b" ", b"\t", b"\r", b"\v", b"\f")
-    for digit in (b"0", b"1")
-)
+_TRUTHS = (b"-0", *(mark + digit for mark in (b"+", b" ", b"\t", b"\r", b"\v", b"\f") for digit in (b"0", b"1")))  # fmt: skip
 
 
 def _text_value(code: int, line: bytes, pos: int) -> Any:
