@@ -230,10 +230,14 @@ class Walked:
     def let_go(self) -> None:
         """Forget all nodes and positions."""
         self.root, self.data = None, b""
-        self.memo, self.memo_start = Slots([]), Slots([])
-        self.gets, self.puts = positions(b""), positions(b"")
+        self.let_go_memo()
         for nodes in (self.calls, self.persistent, self.stack_globals, self.builds_on_others):
             nodes.clear()
+
+    def let_go_memo(self) -> None:
+        """Forget the memo: a rewrite alone needs it, and it holds every node."""
+        self.memo, self.memo_start = Slots([]), Slots([])
+        self.gets, self.puts = positions(b""), positions(b"")
 
     def put(self, slot: int, node: Any, start: int) -> None:
         """Set a memo slot, whatever its number."""

@@ -82,7 +82,7 @@ def diff_places(
     with paused(), ExitStack() as stack:
         found, sides, files = [], [], []
         for place in (a, b):  # one pickle at a time
-            found.append(stack.enter_context(opened(place, limits)))
+            found.append(stack.enter_context(opened(place, limits, keep=False)))
             sides.append(side_of(found[-1], limits))
             files.append(stack.enter_context(closing(SideFiles(found[-1]))))
             let_go(found[-1].checkpoint)
