@@ -90,6 +90,7 @@ class TensorReader:
         self.persistent: Callable[[Pers], View | Tensor | None] | None = None
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self.keeps = True  # what tensors are made of, for who rewrites or loads the pickle
+        self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each once
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
         self._first: dict[str, Sequence[Any]] = {}  # the first id of a storage that has others
@@ -311,6 +312,8 @@ class TensorReader:
         if len(shape) != len(stride):
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
+        if not self.keeps:
+            shape, stride = self._sizes.setdefault(shape, shape), self._sizes.setdefault(stride, stride)
         key, path = self._label
         return Tensor(
             key, dtype, shape, stride, offset, storage, requires_grad, kind, path, storage.device
