@@ -206,14 +206,18 @@ def _descriptor_part(entry: _Placed, awaited: _Awaited | None) -> Part:
     if awaited is None:
         return Literal(_descriptor((entry.crc or 0,), size=entry.size, wide=entry.wide))
     layout = DESCRIPTOR64 if entry.wide else DESCRIPTOR
-    fill = partial(_late_descriptor, sizes=awaited.sizes, size=entry.size, wide=entry.wide)
-    return Late(layout.size, fill, awaited.needs)
+    return Late(layout.size, _LateDescriptor(awaited.sizes, entry.size, entry.wide), awaited.needs)
 
 
-def _late_descriptor(
-    crcs: tuple[int, ...], *, sizes: tuple[int, ...], size: int, wide: bool
-) -> bytes:
-    return _descriptor((joined(crcs, sizes),), size=size, wide=wide)
+class _LateDescriptor(NamedTuple):
+    """What fills a descriptor: a third of a `partial`, of which a plan may have a hundred thousand."""
+
+    sizes: tuple[int, ...]
+    size: int
+    wide: bool
+
+    def __call__(self, crcs: tuple[int, ...]) -> bytes:
+        return _descriptor((joined(crcs, self.sizes),), size=self.size, wide=self.wide)
 
 
 def _descriptor(crcs: tuple[int, ...], *, size: int, wide: bool) -> bytes:

@@ -128,7 +128,9 @@ def read(source: Source, limits: Limits = DEFAULT, *, keep: bool = True) -> Chec
         row = identify(source)
         module = import_module(f"ckptool.formats.{row.module}")
         found = (
-            _read_zip(source, limits, keep) if row.name == "torch-zip" else module.read(source, limits)
+            _read_zip(source, limits, keep)
+            if row.name == "torch-zip"
+            else module.read(source, limits)
         )
     except CkptError as error:
         error.path = error.path or source.name

@@ -313,7 +313,10 @@ class TensorReader:
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
         if not self.keeps:
-            shape, stride = self._sizes.setdefault(shape, shape), self._sizes.setdefault(stride, stride)
+            shape, stride = (
+                self._sizes.setdefault(shape, shape),
+                self._sizes.setdefault(stride, stride),
+            )
         key, path = self._label
         return Tensor(
             key, dtype, shape, stride, offset, storage, requires_grad, kind, path, storage.device
