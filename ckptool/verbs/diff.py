@@ -86,7 +86,7 @@ def diff_places(
             sides.append(side_of(this, limits))
             files.append(stack.enter_context(closing(SideFiles(this))))
             let_go(this.checkpoint)
-            found.append(this._replace(checkpoint=this.checkpoint._replace(handle=Nthis)))
+            found.append(this._replace(checkpoint=this.checkpoint._replace(handle=None)))
             del this
         names = _names(found[0].checkpoint.file, found[1].checkpoint.file)
         sides = [side._replace(name=name) for side, name in zip(sides, names, strict=True)]
