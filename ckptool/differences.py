@@ -211,9 +211,9 @@ def _notes(left: Placed, right: Placed, bare: bool) -> tuple[Note, ...]:
             text = f"{placed.side.name}: values beside its tensors are compared as far as inspect shows them"
             found.append(Note("values-not-compared", text))
     for number in range(0 if bare else len(left.namings)):
-        one, two = left.metadata(number), right.metadata(number)
-        if (one is None) != (two is None):
-            name = (left if one is None else right).side.name
+        one, two = left.has_metadata(number), right.has_metadata(number)
+        if one != two:
+            name = (right if one else left).side.name
             text = f"{name} has no versions of layers (`_metadata`); torch reads old BatchNorm and quantized layers by them"
             found.append(Note("no-metadata", text))
     return tuple(found)
@@ -313,7 +313,9 @@ def _add_versions(
     one: dict[Path, Extra], two: dict[Path, Extra], a: Any, b: Any, number: int
 ) -> None:
     """Versions of layers that both note; a layer that only one side has shows by its tensors."""
-    for layer in (a or {}).keys() & (b or {}).keys():
+    for layer in a or {}:
+        if layer not in (b or {}):
+            continue
         rows = [row if isinstance(row, dict) else {"": row} for row in (a[layer], b[layer])]
         for name in {**rows[0], **rows[1]}:
             path: Path = (_METADATA, layer, name)

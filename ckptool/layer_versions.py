@@ -30,6 +30,8 @@ def metadata_renames(
     own tensors are there has it, then the inner one: a wrapper yields to what it wrapped, and
     its entry is dropped.
     """
+    if not renames:
+        return {}, ()  # every key stays, and every path with it
     ways = _Ways()
     for key in keys:
         if key not in renames:

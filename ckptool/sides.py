@@ -120,6 +120,11 @@ class Placed:
         """What a compound tensor is made of."""
         return self.side.inside.get(tensor.path)
 
+    def has_metadata(self, number: int) -> bool:
+        """Whether a state_dict has versions of layers."""
+        index = next(i for i, row in self._tables.items() if row[0] == number)
+        return self.side.tables[index].metadata is not None
+
     def metadata(self, number: int) -> dict[str, Any] | None:
         """The versions of layers of a state_dict, by common names."""
         index = next(i for i, row in self._tables.items() if row[0] == number)
@@ -127,6 +132,8 @@ class Placed:
         if table.metadata is None:
             return None
         renames = self.naming(index).renames
+        if not renames:
+            return dict(table.metadata)
         keys = [t.key for t in table.tensors]
         moved, dropped = metadata_renames(list(table.metadata), renames, keys)
         rows = table.metadata.items()

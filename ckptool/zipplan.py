@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptool.crcs import joined
 from ckptool.plans import Late, Literal, Part, total_size
@@ -117,6 +117,7 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
     layout = _Layout()
     placed: list[_Placed] = []
     late: dict[int, _Awaited] = {}  # by record number
+    known: dict[Any, Any] = {}  # what equal records share
     for number, record in enumerate(records):
         crc = _known_crc(record)
         entry = _Placed(record.name.encode("utf-8"), record.size, crc, layout.at)
@@ -127,9 +128,10 @@ def plan_zip(records: Sequence[Record], alignment: int = 64) -> tuple[Part, ...]
         if crc is None:
             count, end = len(record.parts), layout.last() + 1
             sizes = tuple([part.size for part in record.parts])
+            sizes = known.setdefault(sizes, sizes)
             late[number] = _Awaited(tuple(range(end - count, end)), sizes)
         if record.size:
-            layout.add(_descriptor_part(entry, late.get(number)))
+            layout.add(_descriptor_part(entry, late.get(number), known))
     layout.add(_directory_part(tuple(placed), layout.at, tuple(late.values())))
     layout.flush()
     return tuple(layout.parts)
@@ -202,18 +204,23 @@ def _local_header(entry: _Placed, alignment: int) -> bytes:
     return head + entry.name + extra
 
 
-def _descriptor_part(entry: _Placed, awaited: _Awaited | None) -> Part:
+def _descriptor_part(entry: _Placed, awaited: _Awaited | None, known: dict[Any, Any]) -> Part:
     if awaited is None:
         return Literal(_descriptor((entry.crc or 0,), size=entry.size, wide=entry.wide))
     layout = DESCRIPTOR64 if entry.wide else DESCRIPTOR
-    fill = partial(_late_descriptor, sizes=awaited.sizes, size=entry.size, wide=entry.wide)
-    return Late(layout.size, fill, awaited.needs)
+    fill = _LateDescriptor(awaited.sizes, entry.size, entry.wide)
+    return Late(layout.size, known.setdefault(fill, fill), awaited.needs)
 
 
-def _late_descriptor(
-    crcs: tuple[int, ...], *, sizes: tuple[int, ...], size: int, wide: bool
-) -> bytes:
-    return _descriptor((joined(crcs, sizes),), size=size, wide=wide)
+class _LateDescriptor(NamedTuple):
+    """What fills a descriptor: a third of a `partial`, of which a plan may have a hundred thousand."""
+
+    sizes: tuple[int, ...]
+    size: int
+    wide: bool
+
+    def __call__(self, crcs: tuple[int, ...]) -> bytes:
+        return _descriptor((joined(crcs, self.sizes),), size=self.size, wide=self.wide)
 
 
 def _descriptor(crcs: tuple[int, ...], *, size: int, wide: bool) -> bytes:

@@ -50,15 +50,18 @@ def command(ctx: click.Context, /, a: str, b: str, **flags: Any) -> None:
     )  # fmt: skip
     with Bar("comparing") as bar:
         found = diff_places(a, b, asked, progress=bar.show)
+    same = found.same
+    report = {} if flags["quiet"] and not flags["as_json"] else found.to_dict()
+    del found  # all records of both files, which the screen needs no more
     if flags["as_json"]:
         from ckptool.render.structured import json_text
 
-        echo(json_text(found.to_dict()))
+        echo(json_text(report))
     elif not flags["quiet"]:
         from ckptool.render.diff import diff_text
 
         limit = flags["limit"]
         if limit is None and sys.stdout.isatty():
             limit = _SCREEN
-        echo(diff_text(found.to_dict(), limit=limit, verbose=flags["verbose"]))
-    ctx.exit(0 if found.same else 1)
+        echo(diff_text(report, limit=limit, verbose=flags["verbose"]))
+    ctx.exit(0 if same else 1)

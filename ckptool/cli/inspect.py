@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,6 +90,7 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
             continue
         status = max(status, _status(found))
         reports.append(found.to_dict())
+        found = _without_records(found, flags["keys"])
         if style not in ("json", "jsonl"):
             if i and style in _TEXT:
                 echo("")
@@ -96,6 +98,12 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
     if style in ("json", "jsonl"):
         _print_data(reports, style, len(files))
     ctx.exit(status)
+
+
+def _without_records(found: Inspection, keys: bool) -> Inspection:
+    """What is printed beside the report: a hundred thousand records would only take memory."""
+    bare = found.checkpoint._replace(tables=(), tensors=(), storages=(), weights=None)
+    return replace(found, checkpoint=bare, shown=None, rows=found.rows if keys else ())
 
 
 def _look_at_many(

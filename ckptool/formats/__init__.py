@@ -120,13 +120,17 @@ def identify(source: Source) -> Format:
     raise name_impostor(source, head)
 
 
-def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
-    """Read whatever `source` is. Every error names the file."""
+def read(source: Source, limits: Limits = DEFAULT, *, keep: bool = True) -> Checkpoint:
+    """Read whatever `source` is. Every error names the file. Without `keep` what comes back can
+    neither be rewritten as a pickle nor have its objects loaded, and takes less memory.
+    """
     try:
         row = identify(source)
         module = import_module(f"ckptool.formats.{row.module}")
         found = (
-            _read_zip(source, limits) if row.name == "torch-zip" else module.read(source, limits)
+            _read_zip(source, limits, keep)
+            if row.name == "torch-zip"
+            else module.read(source, limits)
         )
     except CkptError as error:
         error.path = error.path or source.name
@@ -134,7 +138,7 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     return _with_suffix_note(found, row)
 
 
-def _read_zip(source: Source, limits: Limits) -> Checkpoint:
+def _read_zip(source: Source, limits: Limits, keep: bool) -> Checkpoint:
     """One of the archives that torch writes, told apart by their records."""
     from ckptool.formats import torch_zip
 
@@ -154,7 +158,7 @@ def _read_zip(source: Source, limits: Limits) -> Checkpoint:
         return read_package(source, archive, limits)
     if not pickled:
         raise _without_pickle(archive)
-    return torch_zip.read(source, limits, archive)
+    return torch_zip.read(source, limits, archive, keep=keep)
 
 
 def _without_pickle(archive: Any) -> NotACheckpoint:

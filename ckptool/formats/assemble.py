@@ -24,6 +24,7 @@ from ckptool.places import Source
 
 BEFORE = "before that it would call"
 """What the error of a damaged pickle says of calls that loaders make before they meet the damage."""
+_MANY = 10_000  # calls: below, what nodes take is nothing
 
 
 class PickleHandle(NamedTuple):
@@ -67,16 +68,22 @@ def assemble(
     judged: tuple[Global, ...] = (),
     traits: frozenset[str] = frozenset(),
     discoverer: Discoverer | None = None,
+    keep: bool = True,
 ) -> Checkpoint:
     """Discover, check every storage and tensor (reached or not), judge every call.
 
-    Raises TensorBounds, StorageSize, PickleInvalid, NotACheckpoint when nothing is in it.
+    Where the nodes need not be kept, for a rewrite or to load objects, those of many plain tensors
+    go once they are read. Raises TensorBounds, StorageSize, PickleInvalid, NotACheckpoint when
+    nothing is in it.
     """
     with paused():
+        verdicts = judged or Judge(walked).run()
         reader.note_tags(walked)
+        if not keep and len(walked.calls) > _MANY:
+            walked.let_go_memo()
+            reader.keeps = False
         found = (discoverer or Discoverer(reader, limits, arrays)).run(walked.root)
         reader.finish(walked)
-        verdicts = judged or Judge(walked).run()
         if not any(g.verdict == CODE for g in verdicts):
             _must_hold_something(walked, found, source)
         return Checkpoint(

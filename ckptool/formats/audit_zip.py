@@ -45,13 +45,18 @@ def odd_layout(archive: Archive) -> list[Oddity]:
     """What differs from torch's layout in an archive that torch wrote, most of whose records are
     laid out just so; in any other, where a header and the directory give two times.
     """
-    rows = list(_rows(archive))
-    stored = [row for row in rows if row.entry.method == STORED]
-    exact = sum(row.header == row.wanted.header for row in stored)
+    count = stored = exact = 0
+    times: list[Oddity] = []
+    changed: list[Oddity] = []
     skip = len(archive.directory.top) + 1
-    if 2 * exact <= len(stored):
-        return [odd for row in rows for odd in _two_times(row, skip)]
-    return [odd for row in stored for odd in _changed(row, skip)] + _odd_end(archive, len(rows))
+    for row in _rows(archive):  # of a hundred thousand, one at a time
+        count += 1
+        times += _two_times(row, skip)
+        if row.entry.method == STORED:
+            stored += 1
+            exact += row.header == row.wanted.header
+            changed += _changed(row, skip)
+    return times if 2 * exact <= stored else changed + _odd_end(archive, count)
 
 
 def _rows(archive: Archive) -> Iterator[_Row]:
@@ -87,6 +92,12 @@ def _alignment(archive: Archive) -> int:
     return value if 1 <= value <= 0xFFFF else 64
 
 
+_ODD_HEADER = "its local header is not as torch writes it; no number of it is read from there"
+_ODD_PADDING = (
+    "the padding before its data is not as torch writes it; no number of it is read from there"
+)
+
+
 def _changed(row: _Row, skip: int) -> list[Oddity]:
     """The first byte of each part of an entry that is not torch's."""
     name, entry = row.entry.name[skip:], row.entry
@@ -94,8 +105,7 @@ def _changed(row: _Row, skip: int) -> list[Oddity]:
     at = _first_difference(row.header, row.wanted.header)
     if at is not None:
         padding = at >= LOCAL.size + len(entry.name.encode())
-        what = "the padding before its data" if padding else "its local header"
-        text = f"{what} is not as torch writes it; no number of it is read from there"
+        text = _ODD_PADDING if padding else _ODD_HEADER
         found.append(Oddity(name, entry.header_offset + at, text))
     at = _first_difference(row.listed, row.wanted.directory)
     if at is not None:

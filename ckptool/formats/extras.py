@@ -29,6 +29,7 @@ class Describer:
 
     def __init__(self, reader: TensorReader) -> None:
         self.reader = reader
+        self._sizes: dict[int, list[Any]] = {}  # lists that calls are given, which many may share
         self._known_states: dict[int, tuple[int, dict[str, int], dict[str, int]]] = {}
 
     def extra(self, node: Any, path: Path) -> Extra:
@@ -56,7 +57,7 @@ class Describer:
     def _text(self, node: Any, value: Any) -> str:
         if type(node) is Obj and global_name(node.fn) in SETS:
             return f"set of {len(value)}"
-        if type(node) is Obj and _special(node) is not None:
+        if type(node) is Obj and self._special(node) is not None:
             return _short(value)
         if type(node) is Obj and array_shape(node) is not None:
             return f"numpy array {list(array_shape(node) or ())}"
@@ -98,7 +99,7 @@ class Describer:
             tensor = self.reader.tensor(node)
             if tensor is not None:
                 return f"<tensor {list(tensor.shape or ())}>"
-            special = _special(node)
+            special = self._special(node)
             if special is not None:
                 return special
         rows = dict_items(node)
@@ -115,6 +116,16 @@ class Describer:
             return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
         name = class_of(node)
         return f"<{name}>" if name else "<object>"
+
+    def _special(self, node: Obj) -> Any:
+        """As `_special`, but what calls share is told once."""
+        args = items_of(node.args) or ()
+        if global_name(node.fn) != "torch.Size" or not args:
+            return _special(node)
+        known = self._sizes.get(id(args[0])) if type(args[0]) in (Box, Tup) else None
+        if known is None:
+            known = self._sizes[id(args[0])] = _special(node)
+        return known
 
     # -- optimizers --------------------------------------------------------------------------
     def _optimizer(self, node: Any) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ def write(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[Plan, 
     rows = rows_of(checkpoint, table, changes)
     users = [_user(row, number) for number, row in enumerate(rows)]
     housing = house(users, dict(changes.devices), changes.compact)
+    del users
     legacy = target == "torch-legacy"
     expression = expressions.state_dict(
         [(row.key, _tensor(row, number, housing, legacy)) for number, row in enumerate(rows)],
@@ -54,6 +55,7 @@ def write(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple[Plan, 
             for number, home in enumerate(housing.homes)
         ]
         parts = plan_zip(new_records("archive", result.data, stored))
+    result.housing = housing._replace(places={})  # homes are checked, and counted
     return Plan(checkpoint.sources, (Output("", parts, total_size(parts)),)), result
 
 
@@ -87,5 +89,6 @@ def _expected(rows: list[Row], housing: Housing) -> list[Expected]:
     for number, row in enumerate(rows):
         place = housing.places[number]
         shape, home = row.tensor.shape, str(place.home)
-        found.append(Expected((row.key,), place.dtype, shape, place.stride, place.offset, home))
+        path = row.tensor.path if row.tensor.path == (row.key,) else (row.key,)
+        found.append(Expected(path, place.dtype, shape, place.stride, place.offset, home))
     return found

@@ -23,7 +23,7 @@ def compare(
     """
     from ckptool.formats import read
 
-    found = read(written, limits)
+    found = read(written, limits, keep=False)._replace(handle=None)
     tensors = {tensor.path: tensor for tensor in found.tensors}
     for table in found.tables:  # those of a module are named as in its state_dict
         tensors.update((tensor.path, tensor) for tensor in table.tensors)

@@ -5,7 +5,7 @@ Knows: shapes, strides, offsets. Must not know: files, pickles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -101,7 +101,35 @@ def elements_overlap(one: Tensor, two: Tensor) -> bool:
     return False
 
 
-def _runs(tensor: Tensor) -> list[tuple[int, int]] | None:
+def runs_of(tensors: Mapping[int, Tensor], most: int) -> list[tuple[int, int, int]] | None:
+    """(start, end, number) of each run of bytes that these tensors of one storage read; None
+    when there are more than `most`.
+    """
+    found: list[tuple[int, int, int]] = []
+    for number, tensor in tensors.items():
+        runs = _runs(tensor, most - len(found))
+        if runs is None:
+            return None
+        found += [(start, end, number) for start, end in runs]
+    return found
+
+
+def clusters(rows: Iterable[tuple[int, int, int]]) -> list[list[int]]:
+    """The numbers of rows (start, end, number) that overlap, or overlap in turn, each list by
+    where they start.
+    """
+    found: list[list[int]] = []
+    reach = 0
+    for start, end, number in sorted(rows):
+        if start < reach:
+            found[-1].append(number)
+        else:
+            found.append([number])
+        reach = max(reach, end)
+    return found
+
+
+def _runs(tensor: Tensor, most: int = _MOST_RUNS) -> list[tuple[int, int]] | None:
     """The bytes read, as sorted runs that do not touch; None when there are too many."""
     assert tensor.dtype is not None
     rows = zip(tensor.shape or (), tensor.stride or (), strict=True)
@@ -116,7 +144,7 @@ def _runs(tensor: Tensor) -> list[tuple[int, int]] | None:
     count = 1
     for _, size in outer:
         count *= size
-    if count > _MOST_RUNS:
+    if count > most:
         return None
     size = tensor.dtype.size_bytes
     bases = product(*(range(0, n * step, step) for step, n in outer))

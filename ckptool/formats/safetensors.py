@@ -62,11 +62,13 @@ def _read(source: Source, limits: Limits, exact: bool = True) -> tuple[Checkpoin
     header = parse_header(data[8:])
     metadata = header.pop("__metadata__", None)
     notes: list[Note] = []
-    rows = [_row(key, value, notes, limits) for key, value in header.items()]
+    del data
+    rows = [_row(key, header.pop(key), notes, limits) for key in list(header)]
     data_bytes = source.size - 8 - size
     lost = {} if exact else _cut_rows(rows, data_bytes)
     _check_cover([(begin, end, key) for key, _, _, begin, end in rows], data_bytes, exact)
-    tensors = tuple(_tensor(source, row, 8 + size) for row in rows)
+    known: Known = {}
+    tensors = tuple([_tensor(source, row, 8 + size, known) for row in rows])
     storages = tuple(t.storage for t in tensors if t.storage is not None)
     extras = _metadata_extras(metadata)
     tensors = _with_aliases(metadata or {}, tensors)
@@ -261,12 +263,19 @@ def _check_cover(spans: list[tuple[int, int, str]], size: int, exact: bool = Tru
         raise HeaderInvalid(f"{size - at:,} bytes after the last tensor", hint=_AGAIN)
 
 
-def _tensor(source: Source, row: Row, base: int) -> Tensor:
+Known = dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Shapes, with their strides: each once in memory."""
+
+
+def _tensor(source: Source, row: Row, base: int, known: Known) -> Tensor:
     key, dtype, shape, begin, end = row
+    if shape not in known:
+        known[shape] = shape, contiguous(shape)
+    shape, stride = known[shape]
     span = source.absolute(Span(base + begin, end - begin))
     pieces = (Piece(0, span),) if span.size else ()
     storage = Storage(key, dtype, span.size // dtype.size_bytes, "cpu", pieces)
-    return Tensor(key, dtype, shape, contiguous(shape), 0, storage, None, "tensor", (key,), "cpu")
+    return Tensor(key, dtype, shape, stride, 0, storage, None, "tensor", (key,), "cpu")
 
 
 def _metadata_extras(metadata: Any) -> tuple[Extra, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ckptool.checkpoint import Changes, Checkpoint, DType, Table
@@ -71,9 +72,18 @@ def confirm(checkpoint: Checkpoint, exported: Exported, written: Source, limits:
     from ckptool.formats.safetensors import read
 
     found = {tensor.key: (tensor.dtype, tensor.shape) for tensor in read(written, limits).tensors}
-    wanted = {row.key: (dtype_of(row), row.tensor.shape) for row in exported.rows[0]}
-    wanted |= {second: wanted[first] for second, first in exported.aliases.items()}
-    if found != wanted:
+    firsts, named = set(exported.aliases.values()), {}
+    wrong = False
+    for row in exported.rows[0]:
+        what = dtype_of(row), row.tensor.shape
+        wrong = found.pop(row.key, None) != what or wrong
+        if row.key in firsts:
+            named[row.key] = what
+    wrong = (
+        any(found.pop(second, None) != named[first] for second, first in exported.aliases.items())
+        or wrong
+    )
+    if wrong or found:
         raise OutputError("self-check failed: the header was not written as planned")
 
 
@@ -249,20 +259,27 @@ def file_parts(
     for row in by_size:
         begins[row.key] = at
         at += size_of(row)
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for row in rows:
-        begin = begins[row.key]
-        header[row.key] = {
-            "dtype": dtype_of(row).safetensors,
-            "shape": _shape(row),
-            "data_offsets": [begin, begin + size_of(row)],
-        }
-    parts = [Literal(_header_bytes(header))]
-    return (*parts, *(part for row in by_size for part in _fill(row, filler)))
+    entries = chain(
+        (("__metadata__", dict(metadata)),),
+        ((row.key, _entry(row, begins[row.key])) for row in rows),
+    )
+    header = Literal(_header_bytes(entries))
+    begins.clear()
+    return (header, *(part for row in by_size for part in _fill(row, filler)))
 
 
-def _header_bytes(header: dict[str, Any], limits: Limits = DEFAULT) -> bytes:
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+def _entry(row: Row, begin: int) -> dict[str, Any]:
+    return {
+        "dtype": dtype_of(row).safetensors,
+        "shape": _shape(row),
+        "data_offsets": [begin, begin + size_of(row)],
+    }
+
+
+def _header_bytes(entries: Iterable[tuple[str, Any]], limits: Limits = DEFAULT) -> bytes:
+    """The header, its JSON made an entry at a time."""
+    tell = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    text = b"{%b}" % b",".join(f"{tell(key)}:{tell(entry)}".encode() for key, entry in entries)
     text += b" " * (-len(text) % 8)
     if len(text) > limits.header_bytes:
         raise LimitExceeded("header-bytes", f"the header would have {len(text):,} bytes",

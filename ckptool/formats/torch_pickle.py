@@ -53,7 +53,29 @@ _MADE_EMPTY = frozenset(
     )
     for name in names
 )
+_PLAIN = "torch._utils._rebuild_tensor_v2"
 _CALLS_DEEP = 50  # a Parameter of a subclass of a tensor is three
+
+
+_SAID = Tup(("storage",), (0,), 0)  # what is left of the id of a storage
+
+
+def let_go_parts(node: Obj) -> None:
+    """Forget the arguments of a plain tensor, of which its record says all: a storage, numbers,
+    an empty OrderedDict. Most of the memory of a pickle of many tensors.
+    """
+    args = items_of(node.args) or ()
+    if global_name(node.fn) != _PLAIN or node.op != REDUCE or len(args) != 6:
+        return
+    pers, _, size, stride, _, hooks = args
+    plain = type(size) in (Tup, tuple) and type(stride) in (Tup, tuple) and type(pers) is Pers
+    if not plain or type(hooks) is not Obj or global_name(hooks.fn) != "collections.OrderedDict":
+        return
+    if hooks.args == () and not (hooks.batches or hooks.state or hooks.kwargs):
+        node.args = ()
+        pid = items_of(pers.pid) or ()
+        if type(pers.told) is Storage and len(pid) == 5 and pid[0] == "storage":
+            pers.pid = _SAID
 
 
 class TensorReader:
@@ -67,6 +89,8 @@ class TensorReader:
         # None: torch_storage; its own method kept here would keep all of it until the next gc
         self.persistent: Callable[[Pers], View | Tensor | None] | None = None
         self.nested: Callable[[Obj], View | None] = lambda node: None
+        self.keeps = True  # what tensors are made of, for who rewrites or loads the pickle
+        self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each once
         self._depth = 0
         self._label: tuple[str, Path] = ("", ())
         self._first: dict[str, Sequence[Any]] = {}  # the first id of a storage that has others
@@ -214,6 +238,8 @@ class TensorReader:
             self._label = (key, path)
             node.told = self.build(node)
             self._label = ("", ())
+            if not self.keeps and node.told is not None:
+                let_go_parts(node)
         found: Tensor | None = node.told
         return found
 
@@ -286,6 +312,11 @@ class TensorReader:
         if len(shape) != len(stride):
             raise TensorBounds(f"{len(shape)} sizes and {len(stride)} strides", offset=node.end)
         check_bounds(shape, stride, offset, storage.size_bytes // dtype.size_bytes, node)
+        if not self.keeps:
+            shape, stride = (
+                self._sizes.setdefault(shape, shape),
+                self._sizes.setdefault(stride, stride),
+            )
         key, path = self._label
         return Tensor(
             key, dtype, shape, stride, offset, storage, requires_grad, kind, path, storage.device

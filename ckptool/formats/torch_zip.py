@@ -84,8 +84,10 @@ def open_archive(source: Source, limits: Limits) -> Archive:
     return archive
 
 
-def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
-    """Read directory and data.pkl, no storage."""
+def read(
+    source: Source, limits: Limits = DEFAULT, archive: Archive | None = None, *, keep: bool = True
+) -> Checkpoint:
+    """Read directory and data.pkl, no storage. `keep` as for `assemble`."""
     archive = archive or open_archive(source, limits)
     walked, reader, encoding = pickled(archive, limits)
     notes: tuple[Note, ...] = ()
@@ -95,8 +97,9 @@ def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = Non
         notes += (Note("bytes-after-stop", text),)
     traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
     found = assemble(
-        source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits
-    )
+        source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits,
+        keep=keep,
+    )  # fmt: skip
     return _with_older(found, archive) if archive.directory.links else found
 
 

@@ -230,10 +230,14 @@ class Walked:
     def let_go(self) -> None:
         """Forget all nodes and positions."""
         self.root, self.data = None, b""
-        self.memo, self.memo_start = Slots([]), Slots([])
-        self.gets, self.puts = positions(b""), positions(b"")
+        self.let_go_memo()
         for nodes in (self.calls, self.persistent, self.stack_globals, self.builds_on_others):
             nodes.clear()
+
+    def let_go_memo(self) -> None:
+        """Forget the memo: a rewrite alone needs it, and it holds every node."""
+        self.memo, self.memo_start = Slots([]), Slots([])
+        self.gets, self.puts = positions(b""), positions(b"")
 
     def put(self, slot: int, node: Any, start: int) -> None:
         """Set a memo slot, whatever its number."""
@@ -258,9 +262,11 @@ def pairs(node: Box | Obj) -> Iterator[tuple[Any, Any, int, int, int]]:
         if batch.op not in PAIR_OPS:
             continue
         items, starts, count = batch.items, batch.starts, len(batch.items)
+        start = starts[0] if count else 0
         for i in range(0, count, 2):
             end = starts[i + 2] if i + 2 < count else batch.end
-            yield items[i], items[i + 1], starts[i], starts[i + 1], end
+            yield items[i], items[i + 1], start, starts[i + 1], end
+            start = end  # the same number: rows of a large dict share it
 
 
 def elements(node: Box | Obj) -> Iterator[tuple[Any, int, int]]:

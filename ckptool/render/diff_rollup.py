@@ -34,10 +34,10 @@ class _Node:
     state, where a key ends here.
     """
 
+    keys: list[str]
+    states: frozenset[Hashable]
     below: dict[str, _Node] = field(default_factory=dict)
-    keys: list[str] = field(default_factory=list)
-    states: set[Hashable] = field(default_factory=set)
-    own: list[tuple[str, Hashable]] = field(default_factory=list)
+    own: tuple[tuple[str, Hashable], ...] = ()
 
 
 def rows(states: Iterable[tuple[str, Hashable]], alone: Iterable[Hashable] = ()) -> list[Row]:
@@ -49,16 +49,34 @@ def rows(states: Iterable[tuple[str, Hashable]], alone: Iterable[Hashable] = ())
 
 
 def _grown(states: Iterable[tuple[str, Hashable]]) -> _Node:
-    root = _Node()
+    """The tree. Most nodes are leaves, of one state: they share its set, and have no dict."""
+    root = _Node([], frozenset())
+    sets: dict[Hashable, frozenset[Hashable]] = {}
     for key, state in states:
+        alone = sets.setdefault(state, frozenset((state,)))
         node = root
-        for part in (None, *key.split(".", DEEPEST)):
-            if part is not None:
-                node = node.below.setdefault(part, _Node())
-            node.keys.append(key)
-            node.states.add(state)
-        node.own.append((key, state))
+        _join(node, key, alone)
+        for part in key.split(".", DEEPEST):
+            known = node.below.get(part)
+            if known is None:
+                known = _Node([key], alone, _NOTHING)
+                if node.below is _NOTHING:
+                    node.below = {}
+                node.below[part] = known
+            else:
+                _join(known, key, alone)
+            node = known
+        node.own += ((key, state),)
     return root
+
+
+_NOTHING: dict[str, _Node] = {}  # below a leaf; never filled
+
+
+def _join(node: _Node, key: str, alone: frozenset[Hashable]) -> None:
+    node.keys.append(key)
+    if not alone <= node.states:
+        node.states |= alone
 
 
 def _told(root: _Node, apart: frozenset[Hashable]) -> Iterator[Row]:
@@ -106,4 +124,4 @@ def _joined(above: str, run: list[tuple[str, _Node]]) -> tuple[str, _Node]:
     if len(run) == 1 or last is None:
         return above + first, node
     keys = [key for _, one in run for key in one.keys]
-    return f"{above}{first}-{last[2]}", _Node(keys=keys, states=set(node.states))
+    return f"{above}{first}-{last[2]}", _Node(keys, node.states)

@@ -58,19 +58,26 @@ def convert_place(
     started = time.monotonic()
     target_path = _beside(path, request) if output is None else output
     try:
-        with _opened(path, request, limits) as found:
+        with _opened(path, target_path, request, limits) as found:
             return _convert(path, target_path, request, found, limits, progress, started)
     except CkptError as error:
         error.path = error.path or masked(path)
         raise
 
 
+def _takes_tensors(request: Request, output: str) -> bool:
+    """Whether a .safetensors comes out: nothing of the pickle itself is written."""
+    if request.target is not None:
+        return request.target == "safetensors"
+    return not request.shard_bytes and output.lower().endswith(".safetensors")
+
+
 def _opened(
-    path: str, request: Request, limits: Limits
+    path: str, output: str, request: Request, limits: Limits
 ) -> AbstractContextManager[Opened | Salvaged]:
     """The input; with --salvage also a damaged one, without what is lost of it."""
     if not request.salvage:
-        return opened(path, limits, strict=True)
+        return opened(path, limits, strict=True, keep=not _takes_tensors(request, output))
     from ckptool.verbs.salvage import salvaged
 
     return salvaged(path, limits)

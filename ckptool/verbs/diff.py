@@ -82,10 +82,12 @@ def diff_places(
     with paused(), ExitStack() as stack:
         found, sides, files = [], [], []
         for place in (a, b):  # one pickle at a time
-            found.append(stack.enter_context(opened(place, limits)))
-            sides.append(side_of(found[-1], limits))
-            files.append(stack.enter_context(closing(SideFiles(found[-1]))))
-            let_go(found[-1].checkpoint)
+            this = stack.enter_context(opened(place, limits, keep=False))
+            sides.append(side_of(this, limits))
+            files.append(stack.enter_context(closing(SideFiles(this))))
+            let_go(this.checkpoint)
+            found.append(this._replace(checkpoint=this.checkpoint._replace(handle=None)))
+            del this
         names = _names(found[0].checkpoint.file, found[1].checkpoint.file)
         sides = [side._replace(name=name) for side, name in zip(sides, names, strict=True)]
         try:

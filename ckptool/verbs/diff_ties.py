@@ -5,13 +5,15 @@ Knows: views of one storage. Must not know: values, how a difference is shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 from ckptool.checkpoint import Path, Tensor
 from ckptool.differences import Pair
-from ckptool.formats.runs import elements_overlap, extent_of
+from ckptool.formats.runs import clusters, elements_overlap, extent_of, runs_of
 
-_VIEWS = 1_000  # different views of one storage that are held against each other one by one
+_RUNS = 1 << 19  # of all views whose extents meet: they are sorted together
+_FEW = 8  # views of more runs than that, which are held against each other one by one
 
 
 def changed_ties(pairs: Sequence[Pair]) -> dict[Path, tuple[str, str]]:
@@ -50,27 +52,26 @@ def _sharing(users: list[tuple[int, Tensor]]) -> dict[int, int]:
     for same in views.values():
         for number in same[1:]:
             groups.join(same[0], number)
-    firsts = sorted(
-        (numbers[0] for numbers in views.values()), key=lambda n: extent_of(users[n][1])
-    )
-    exact = len(firsts) <= _VIEWS
-    meets: Callable[[Tensor, Tensor], bool] = elements_overlap if exact else _extents_meet
-    near: list[int] = []
-    for number in firsts:
-        tensor = users[number][1]
-        start = extent_of(tensor).start
-        near = [other for other in near if extent_of(users[other][1]).end > start]
-        for other in near if exact else near[-1:]:
-            if meets(users[other][1], tensor):
-                groups.join(other, number)
-        near.append(number)
-        near.sort(key=lambda n: extent_of(users[n][1]).end)  # the last reaches furthest
+    firsts = {numbers[0]: users[numbers[0]][1] for numbers in views.values()}
+    for near in clusters((*extent_of(tensor), n) for n, tensor in firsts.items()):
+        for together in _overlapping({n: firsts[n] for n in near}):
+            for number in together[1:]:
+                groups.join(together[0], number)
     return {users[n][0]: users[groups.first(n)][0] for n in range(len(users))}
 
 
-def _extents_meet(one: Tensor, two: Tensor) -> bool:
-    a, b = extent_of(one), extent_of(two)
-    return a.start < b.end and b.start < a.end
+def _overlapping(near: dict[int, Tensor]) -> Iterable[list[int]]:
+    """Numbers of views that share elements, of those whose extents meet. One pass over all their
+    runs where these are not too many; else pairs where those are few; else all of them.
+    """
+    if len(near) == 1:
+        return ()
+    runs = runs_of(near, _RUNS)
+    if runs is not None:
+        return clusters(runs)
+    if len(near) > _FEW:
+        return (list(near),)
+    return [[n, m] for n, m in combinations(near, 2) if elements_overlap(near[n], near[m])]
 
 
 class _Groups:

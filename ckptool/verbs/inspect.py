@@ -52,7 +52,7 @@ def inspect_place(
     """Open, read and describe one file; `asked` is a model it is to fit, `wish` what to tell of the
     numbers of the tensors shown. Raises CkptError, naming the file.
     """
-    with paused(), opened(place, limits) as found:
+    with paused(), opened(place, limits, keep=False) as found:
         seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
     if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs neither pickle nor records
         return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
@@ -65,7 +65,7 @@ def summarise_place(
     """What a file is in a line (`report.headline`), without what there is to say of its tensors.
     Raises CkptError, naming the file.
     """
-    with paused(), opened(place, limits) as found:
+    with paused(), opened(place, limits, keep=False) as found:
         return headline(found.checkpoint, choose_table(found.checkpoint, at))
 
 

@@ -46,9 +46,11 @@ def let_go(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
-    """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,
-    naming the file.
+def opened(
+    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, keep: bool = True
+) -> Iterator[Opened]:
+    """Read what `place` is; closed at the end. `strict` as for `open_place`, `keep` as for
+    `formats.read`. Raises CkptError, naming the file.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
@@ -63,14 +65,18 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) 
         place, notes = os.path.join(folder.path, held.name), held.notes
     source, said = open_place(place, strict=strict)
     with source:
-        try:
-            checkpoint = read(source, limits)
-        except CkptError as error:
-            if source.name.endswith(".distcp"):
-                error.hint = "it is a part of a DCP folder: give the folder"
-            raise
-        notes += _of_a_folder(path)
-        yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+        notes += (*_of_a_folder(path), *said)
+        yield _read(source, limits, notes, keep)  # nothing here keeps what the caller lets go
+
+
+def _read(source: Source, limits: Limits, notes: tuple[Note, ...], keep: bool) -> Opened:
+    try:
+        checkpoint = read(source, limits, keep=keep)
+    except CkptError as error:
+        if source.name.endswith(".distcp"):
+            error.hint = "it is a part of a DCP folder: give the folder"
+        raise
+    return Opened(checkpoint._replace(notes=(*notes, *checkpoint.notes)), source)
 
 
 def meant(path: str, *, strict: bool = False) -> tuple[Folder, Held] | None:

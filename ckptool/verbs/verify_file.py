@@ -33,7 +33,7 @@ def verify_source(
 ) -> Verification:  # fmt: skip
     """Check one open file. Raises CkptError for what is no checkpoint at all."""
     try:
-        checkpoint = read(source, limits)
+        checkpoint = read(source, limits, keep=False)
     except CkptError as error:
         container = container_of(source)
         if container is None:
