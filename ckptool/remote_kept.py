@@ -6,6 +6,7 @@ Knows: runs of bytes, how many may be kept. Must not know: requests, stores, thr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 from ckptool.spans import Span
 
@@ -46,6 +47,10 @@ class Kept:
         """Whether all of it is kept, in one run."""
         run = self._run_at(span.offset)
         return run is not None and span.end <= run[0] + len(run[1])
+
+    def runs(self) -> Iterable[tuple[int, memoryview]]:
+        """(where it begins, its bytes) of each run."""
+        return self._runs.items()
 
     def add(self, start: int, data: memoryview, *, pinned: bool = False) -> None:
         """Keep one more run; another that begins there gives way."""

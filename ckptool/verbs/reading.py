@@ -18,7 +18,7 @@ from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder, PlaceLike, Source, is_url
-from ckptool.verbs.opening import is_folder, open_folder, open_place
+from ckptool.verbs.opening import is_folder, open_folder, open_place, settle_after
 
 if TYPE_CHECKING:
     from ckptool.formats.folders import Held
@@ -46,9 +46,11 @@ def let_go(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
-    """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,
-    naming the file.
+def opened(
+    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, patient: bool = False
+) -> Iterator[Opened]:
+    """Read what `place` is; closed at the end. `strict` and `patient` as for `open_place`. Raises
+    CkptError, naming the file; Doubted for one that is `patient` and lies.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
@@ -61,16 +63,25 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) 
             yield Opened(read_folder(folder, limits, held), None)
             return
         place, notes = os.path.join(folder.path, held.name), held.notes
-    source, said = open_place(place, strict=strict)
+    source, said = open_place(place, strict=strict, patient=patient)
     with source:
         try:
-            checkpoint = read(source, limits)
+            checkpoint = _read(source, limits)
+            notes += _of_a_folder(path)
+            yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
         except CkptError as error:
-            if source.name.endswith(".distcp"):
-                error.hint = "it is a part of a DCP folder: give the folder"
+            settle_after(source, error)
             raise
-        notes += _of_a_folder(path)
-        yield Opened(checkpoint._replace(notes=(*notes, *said, *checkpoint.notes)), source)
+        source.settle()
+
+
+def _read(source: Source, limits: Limits) -> Checkpoint:
+    try:
+        return read(source, limits)
+    except CkptError as error:
+        if source.name.endswith(".distcp"):
+            error.hint = "it is a part of a DCP folder: give the folder"
+        raise
 
 
 def meant(path: str, *, strict: bool = False) -> tuple[Folder, Held] | None:
