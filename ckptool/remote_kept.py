@@ -105,6 +105,11 @@ class Asked:
         number = bisect_right(self._starts, at) - 1
         return max(at, self._ends[number]) if number >= 0 else at
 
+    def last(self, at: int, end: int) -> int:
+        """Where the last run that begins before byte `end` ends, at least `at`."""
+        number = bisect_right(self._starts, end) - 1
+        return max(at, self._ends[number]) if number >= 0 else at
+
     def next(self, at: int, end: int) -> int:
         """Where the first run after byte `at` begins, at most `end`."""
         number = bisect_right(self._starts, at)

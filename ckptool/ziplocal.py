@@ -5,7 +5,7 @@ Knows: local headers, descriptors. Must not know: end records, torch's meanings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptool.errors import Truncated, ZipAmbiguous
 from ckptool.places import Source
@@ -74,11 +74,14 @@ def match_local_headers(
     return _matched(source, listed, end, start)
 
 
-def _around(listed: list[Entry]) -> Iterator[Span]:
-    """Each header, a descriptor before it and an extra field of usual length."""
-    for entry in listed:
+def _around(entries: Iterable[Entry]) -> Iterator[Span]:
+    """Each header, a descriptor before it and an extra field of usual length, up to the data
+    where that is known.
+    """
+    for entry in entries:
         start = max(entry.header_offset - DESCRIPTOR64.size, 0)
-        yield Span(start, entry.header_offset + _about(entry) + _PADDING - start)
+        end = entry.header_offset + _about(entry) + _PADDING
+        yield Span(start, (min(end, entry.data_offset) if entry.data_offset > 0 else end) - start)
 
 
 def _put_off(source: Source, listed: list[Entry], end: int, computed: tuple[Entry, ...]) -> None:
@@ -91,7 +94,7 @@ def _put_off(source: Source, listed: list[Entry], end: int, computed: tuple[Entr
             return False
 
     last = Span(max(end - DESCRIPTOR64.size, 0), DESCRIPTOR64.size)
-    source.put_off([*_around(listed), last], same)
+    source.put_off([*_around(computed), last], same)
 
 
 def _matched(source: Source, listed: list[Entry], end: int, start: int = 0) -> tuple[Entry, ...]:
