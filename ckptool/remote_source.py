@@ -41,7 +41,7 @@ class RemoteSource(Source):
         self._store = store
         self._meta = meta
         self._kept = Kept()
-        self._kept.add(first.start, first.data)
+        self._kept.add(first.start, first.data, pinned=len(first.data) <= HEAD)
         self._lock = Lock()
         self._ahead = Ahead(meta.size, first.start + len(first.data))
         self._helpers: ThreadPoolExecutor | None = None
@@ -82,7 +82,8 @@ class RemoteSource(Source):
         self._noted = self._owed = None  # a check that fails is not asked again
         with self._lock:
             for start, data in noted.found():
-                self._kept.add(start, data, pinned=True)
+                if not self._kept.has(Span(start, len(data))):
+                    self._kept.add(start, data, pinned=True)
         self.expect(noted.spans)
         if not check():
             raise Doubted
@@ -139,7 +140,10 @@ class RemoteSource(Source):
         answer = self._answer(request) or self._get(offset, offset + min(size, PIECE))
         with self._lock:
             if self._ahead.end(request):
-                self._kept.add(answer.start, answer.data)
+                end = answer.start + len(answer.data) == self.size  # it is looked at once more
+                self._kept.add(
+                    answer.start, answer.data, pinned=end and len(answer.data) <= 2 * HEAD
+                )
             self._order_ahead(offset, request)
             kept = self._kept.find(offset, size)
         return kept or bytes(answer.data[offset - answer.start :][:size])
