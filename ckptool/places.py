@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from ckptool.errors import PathEscape, SpecialFile
 from ckptool.reads import BytesSource as BytesSource
+from ckptool.reads import Doubted as Doubted
 from ckptool.reads import Source as Source
 from ckptool.reads import changed as changed
 from ckptool.spans import Address

@@ -5,11 +5,17 @@ Knows: bounds, short reads, windows. Must not know: files, networks, formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from ckptool.errors import CkptError, InputChanged, Truncated
 from ckptool.spans import Address, Span
+
+
+class Doubted(Exception):
+    """A check that was put off has failed, or gives something else than was computed meanwhile:
+    what was made of the source is void. Whoever put it off begins again, checking first.
+    """
 
 
 class Source:
@@ -20,6 +26,9 @@ class Source:
 
     far = False
     """Whether a read costs a journey: what can be computed from a directory is then not read."""
+
+    patient = False
+    """Whether checks of it may be put off: whoever reads it calls `settle` before that counts."""
 
     def __init__(self, name: str, size: int, address: Address) -> None:
         self.name = name
@@ -64,6 +73,21 @@ class Source:
         """Say which spans will be read from now on, in about this order: only these are fetched
         before they are asked for. Not looked at where reading costs nothing.
         """
+
+    def put_off(self, spans: Iterable[Span], check: Callable[[], bool]) -> None:
+        """Have `check`, which needs these short spans, run in `settle`: they are kept when they
+        pass. Only of a source that is `patient`.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Run what was put off. Raises Doubted, or that the spans cannot be read."""
+
+    def again(self, address: Address) -> Source | None:
+        """Another source of the same bytes, whose reads count for what was put off here; None
+        where nothing is, or `address` is another's.
+        """
+        return None
 
     def window(self, span: Span) -> Source:
         """The bytes of `span` as a Source of their own. Raises Truncated when out of bounds."""

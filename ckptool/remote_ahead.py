@@ -53,6 +53,7 @@ class Ahead:
 
     def __init__(self, size: int, have: int) -> None:
         self._size = size
+        self._have = have
         self._order: Order | None = None
         self._asked = Asked()
         self._flying: dict[int, Request] = {}
@@ -87,10 +88,13 @@ class Ahead:
         return True
 
     def wanted(self, offset: int, size: int) -> tuple[int, int]:
-        """What to ask for when `size` bytes are read; the answer may be shorter."""
+        """What to ask for when `size` bytes are read; the answer may be shorter, or begin before.
+
+        Of what was told, whole pieces: who begins in the middle of one does not cut it in two.
+        """
         self._turn += 1
         trail = self._trail(offset, size)
-        end = self._order.end_at(offset) if self._order else 0
+        first, end = self._order.piece_at(offset) if self._order else (0, 0)
         again = self._asked.end_at(offset) > offset
         if again and not end and trail.run > _STREAM:  # all of it is read once more
             self._asked, again = Asked(), False
@@ -100,10 +104,12 @@ class Ahead:
             trail.next = self._size
             return max(min(offset, last), 0), self._size
         stop = min(offset + min(max(want, _LITTLE), PIECE), end or self._size)
+        start = offset
         if not again:
             stop = self._asked.next(offset, stop)
+            start = self._asked.last(max(first, min(self._have, offset)), offset) if end else offset
         trail.next = stop
-        return offset, stop
+        return start, stop
 
     def ahead(self, offset: int, request: Request) -> list[Request]:
         """What to ask for beside, now that `request` has brought the byte at `offset`."""
@@ -200,6 +206,15 @@ class Order:
         """Where the run that holds this byte ends; 0 where none does."""
         number = self._number(offset)
         return self._runs[number][1] if number >= 0 and offset < self._runs[number][1] else 0
+
+    def piece_at(self, offset: int) -> tuple[int, int]:
+        """The piece of its run that holds this byte, as (start, end); (0, 0) where none does."""
+        number = self._number(offset)
+        if number < 0 or offset >= self._runs[number][1]:
+            return 0, 0
+        start, end = self._runs[number]
+        start += (offset - start) // PIECE * PIECE
+        return start, min(start + PIECE, end)
 
     def after(self, at: int) -> Iterator[tuple[int, int]]:
         """What is read from byte `at` on: the rest of its run, then the next ones."""

@@ -6,6 +6,7 @@ Knows: runs of bytes, how many may be kept. Must not know: requests, stores, thr
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 
 from ckptool.spans import Span
 
@@ -46,6 +47,10 @@ class Kept:
         """Whether all of it is kept, in one run."""
         run = self._run_at(span.offset)
         return run is not None and span.end <= run[0] + len(run[1])
+
+    def runs(self) -> Iterable[tuple[int, memoryview]]:
+        """(where it begins, its bytes) of each run."""
+        return self._runs.items()
 
     def add(self, start: int, data: memoryview, *, pinned: bool = False) -> None:
         """Keep one more run; another that begins there gives way."""
@@ -98,6 +103,11 @@ class Asked:
     def end_at(self, at: int) -> int:
         """Where the run that holds byte `at` ends; `at` where none does."""
         number = bisect_right(self._starts, at) - 1
+        return max(at, self._ends[number]) if number >= 0 else at
+
+    def last(self, at: int, end: int) -> int:
+        """Where the last run that begins before byte `end` ends, at least `at`."""
+        number = bisect_right(self._starts, end) - 1
         return max(at, self._ends[number]) if number >= 0 else at
 
     def next(self, at: int, end: int) -> int:

@@ -9,16 +9,17 @@ kept is bounded; every answer must come from the same version of the object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from ckptool.errors import CkptError
-from ckptool.reads import Source, changed
+from ckptool.reads import Doubted, Source, changed
 from ckptool.remote_ahead import AT_ONCE, GAP, HEAD, PIECE, Ahead, Request
 from ckptool.remote_errors import short
 from ckptool.remote_kept import Kept
+from ckptool.remote_noted import Noted
 from ckptool.remote_stores import Answer, Meta, Store
 from ckptool.remote_urls import Located
 from ckptool.spans import Address, Span
@@ -34,17 +35,20 @@ class RemoteSource(Source):
 
     far = True
 
-    def __init__(self, store: Store, first: Answer) -> None:
+    def __init__(self, store: Store, first: Answer, noted: Noted | None = None) -> None:
         place, meta = store.place, first.meta
         super().__init__(place.name, meta.size, Address(place.url, meta.size, meta.identity))
         self._store = store
         self._meta = meta
         self._kept = Kept()
-        self._kept.add(first.start, first.data)
+        self._kept.add(first.start, first.data, pinned=len(first.data) <= HEAD)
         self._lock = Lock()
         self._ahead = Ahead(meta.size, first.start + len(first.data))
         self._helpers: ThreadPoolExecutor | None = None
         self._heard = monotonic()
+        self._noted = noted
+        self._owed: Callable[[], bool] | None = None
+        self._note(first)
 
     def near(self, span: Span) -> bool:
         """Whether all of it is kept."""
@@ -60,6 +64,39 @@ class RemoteSource(Source):
         ):
             with self._lock:
                 self._kept.add(answer.start, answer.data, pinned=True)
+
+    def put_off(self, spans: Iterable[Span], check: Callable[[], bool]) -> None:
+        """Once: the directory of an archive is read once."""
+        noted = Noted(spans)
+        with self._lock:
+            for start, data in self._kept.runs():
+                noted.take(start, data)
+        self._noted, self._owed = noted, check
+        self.patient = False
+
+    def settle(self) -> None:
+        """Fetch what has not passed, run the check. Raises Doubted, and what `expect` raises."""
+        noted, check = self._noted, self._owed
+        if noted is None or check is None:
+            return
+        self._noted = self._owed = None  # a check that fails is not asked again
+        with self._lock:
+            for start, data in noted.found():
+                if not self._kept.has(Span(start, len(data))):
+                    self._kept.add(start, data, pinned=True)
+        self.expect(noted.spans)
+        if not check():
+            raise Doubted
+
+    def again(self, address: Address) -> Source | None:
+        """With one request. Raises InputChanged, and what `open_object` raises."""
+        if self._noted is None or address != self.address:
+            return None
+        source = open_object(self._store.place, self._noted)
+        if source.address == address:
+            return source
+        source.close()
+        raise changed(self.name)
 
     def unchanged(self) -> bool:
         """Ask the server, unless it has just said."""
@@ -103,7 +140,10 @@ class RemoteSource(Source):
         answer = self._answer(request) or self._get(offset, offset + min(size, PIECE))
         with self._lock:
             if self._ahead.end(request):
-                self._kept.add(answer.start, answer.data)
+                end = answer.start + len(answer.data) == self.size  # it is looked at once more
+                self._kept.add(
+                    answer.start, answer.data, pinned=end and len(answer.data) <= 2 * HEAD
+                )
             self._order_ahead(offset, request)
             kept = self._kept.find(offset, size)
         return kept or bytes(answer.data[offset - answer.start :][:size])
@@ -152,20 +192,26 @@ class RemoteSource(Source):
         if answer.start != start or len(answer.data) != end - start:
             raise short(self._store.place)
         self._heard = monotonic()
+        self._note(answer)
         return answer
 
+    def _note(self, answer: Answer) -> None:
+        noted = self._noted
+        if noted is not None:
+            noted.take(answer.start, answer.data)
 
-def open_object(place: Located) -> Source:
+
+def open_object(place: Located, noted: Noted | None = None) -> Source:
     """Open it with one request. Raises CkptError."""
     store = Store(place)
     try:
-        return RemoteSource(store, store.get(0, HEAD))
+        return RemoteSource(store, store.get(0, HEAD), noted)
     except CkptError as error:
         if error.slug == "remote-no-ranges":
             whole = store.whole()
             if whole is None:
                 raise
-            return RemoteSource(store, whole)
+            return RemoteSource(store, whole, noted)
         if "416" not in error.text:  # an empty object has no first byte
             raise
     return RemoteSource(store, Answer(0, memoryview(b""), Meta(0, ("empty",))))

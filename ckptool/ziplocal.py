@@ -5,6 +5,9 @@ Knows: local headers, descriptors. Must not know: end records, torch's meanings.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from ckptool.errors import Truncated, ZipAmbiguous
 from ckptool.places import Source
 from ckptool.spans import Span
 from ckptool.zipcentral import Entry
@@ -32,7 +35,7 @@ class _ReadAhead:
     def __init__(self, source: Source, end: int, count: int) -> None:
         self.source = source
         self.end = end
-        self.chunk = _AHEAD if end < count * _SMALL else 0
+        self.chunk = _chunk(end, count)
         self.start = 0
         self.data = b""
 
@@ -45,23 +48,57 @@ class _ReadAhead:
         return self.data[at : at + size]
 
 
+def _chunk(end: int, count: int) -> int:
+    """Bytes of one read of many headers; 0: each is read by itself."""
+    return _AHEAD if end < count * _SMALL else 0
+
+
 def match_local_headers(
     source: Source, listed: list[Entry], end: int, start: int = 0
 ) -> tuple[Entry, ...]:
     """Entries whose headers, data and descriptors fill [`start`, `end`) without gap or overlap.
 
-    One read an entry takes the descriptor of the entry before and the header together. Of a
-    far source they are computed, where that is certain, and only those at hand are compared.
-    Raises ZipAmbiguous.
+    Of a far source they are computed, where that is certain, and only those at hand are compared;
+    of one that puts checks off, all of them are, in its `settle`. Raises ZipAmbiguous.
     """
     if source.far:
         computed = computed_entries(source, listed, end)
         if computed is not None:
             return computed
-    source.expect(
-        Span(max(e.header_offset - DESCRIPTOR64.size, 0), _about(e) + DESCRIPTOR64.size + _PADDING)
-        for e in listed
-    )
+    elif source.patient and not start and not _chunk(end, len(listed)):
+        computed = computed_entries(source, listed, end)
+        if computed is not None:
+            _put_off(source, listed, end, computed)
+            return computed
+    source.expect(_around(listed))
+    return _matched(source, listed, end, start)
+
+
+def _around(entries: Iterable[Entry]) -> Iterator[Span]:
+    """Each header, a descriptor before it and an extra field of usual length, up to the data
+    where that is known.
+    """
+    for entry in entries:
+        start = max(entry.header_offset - DESCRIPTOR64.size, 0)
+        end = entry.header_offset + _about(entry) + _PADDING
+        yield Span(start, (min(end, entry.data_offset) if entry.data_offset > 0 else end) - start)
+
+
+def _put_off(source: Source, listed: list[Entry], end: int, computed: tuple[Entry, ...]) -> None:
+    """Have the source see to it that all headers say what was computed."""
+
+    def same() -> bool:
+        try:
+            return _matched(source, listed, end) == computed
+        except (ZipAmbiguous, Truncated):  # who begins again meets it anew
+            return False
+
+    last = Span(max(end - DESCRIPTOR64.size, 0), DESCRIPTOR64.size)
+    source.put_off([*_around(computed), last], same)
+
+
+def _matched(source: Source, listed: list[Entry], end: int, start: int = 0) -> tuple[Entry, ...]:
+    """By their headers: one read an entry takes the descriptor of the entry before, too."""
     entries: list[Entry] = []
     ahead = _ReadAhead(source, end, len(listed))
     at = start  # where the data of the entry before ends
@@ -102,15 +139,13 @@ def computed_entries(source: Source, listed: list[Entry], end: int) -> tuple[Ent
     not certain, or a header at hand says otherwise.
 
     Torch's writer puts data at multiples of 64, which tells a descriptor of 16 bytes from one
-    of 24. Raises ZipAmbiguous for entries that overlap.
+    of 24. Entries that overlap are not certain.
     """
     entries = []
     ends = [entry.header_offset for entry in listed[1:]] + [end]
     for entry, after in zip(listed, ends, strict=True):
         first = entry.header_offset + _about(entry)
         room = after - first - entry.compressed_size
-        if room < 0:
-            ambiguous("bytes that two entries own", entry.name)
         gaps = (16, 24) if entry.flags & HAS_DESCRIPTOR else (0,)
         found = [first + room - gap for gap in gaps if 0 <= room - gap <= _LONGEST_EXTRA]
         if len(gaps) > 1:

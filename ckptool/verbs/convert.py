@@ -19,10 +19,11 @@ from ckptool.formats import TITLES
 from ckptool.formats.collector import paused
 from ckptool.formats.writers import confirm, write
 from ckptool.limits import DEFAULT, Limits
-from ckptool.places import Source, is_url
+from ckptool.places import Source, is_url, reopen
 from ckptool.plans import Literal, Output, Plan, Written
 from ckptool.rules import OF_TENSORS
 from ckptool.sinks import FileSink, FolderSink, Sink, check_different
+from ckptool.spans import Address
 from ckptool.urls import masked
 from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
@@ -30,7 +31,7 @@ from ckptool.verbs.deciding import Decision, decide, refuse_kind
 from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.leaving import extras_json, left_entries, result_notes
 from ckptool.verbs.naming import default_output
-from ckptool.verbs.opening import is_folder, url_sink
+from ckptool.verbs.opening import doubting, is_folder, url_sink
 from ckptool.verbs.reading import Opened, let_go, names_index, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
 from ckptool.writing import write as run_plan
@@ -57,9 +58,13 @@ def convert_place(
     """Convert one file or folder. Raises CkptError; then no output and no temp file is left."""
     started = time.monotonic()
     target_path = _beside(path, request) if output is None else output
-    try:
-        with _opened(path, target_path, request, limits) as found:
+
+    def converted(patient: bool) -> Conversion:
+        with _opened(path, target_path, request, limits, patient) as found:
             return _convert(path, target_path, request, found, limits, progress, started)
+
+    try:
+        return doubting(converted)
     except CkptError as error:
         error.path = error.path or masked(path)
         raise
@@ -73,11 +78,15 @@ def _takes_tensors(request: Request, output: str) -> bool:
 
 
 def _opened(
-    path: str, output: str, request: Request, limits: Limits
+    path: str, output: str, request: Request, limits: Limits, patient: bool
 ) -> AbstractContextManager[Opened | Salvaged]:
-    """The input; with --salvage also a damaged one, without what is lost of it."""
+    """The input; with --salvage also a damaged one, without what is lost of it. Tasks cannot be
+    `patient`: their reads pass elsewhere, and an object that one has sent is there.
+    """
     if not request.salvage:
-        return opened(path, limits, strict=True, keep=not _takes_tensors(request, output))
+        keep = not _takes_tensors(request, output)
+        patient = patient and not request.by_tasks
+        return opened(path, limits, strict=True, patient=patient, keep=keep)
     from ckptool.verbs.salvage import salvaged
 
     return salvaged(path, limits)
@@ -112,7 +121,8 @@ def _convert(
     plan = _with_extras(plan, checkpoint, request, left)
     if request.check and sink is not None:
         check_joined(checkpoint)
-    done = _run(checkpoint, plan, made, target, sink, request, limits, progress)
+    source = found.source if isinstance(found, Opened) else None
+    done = _run(checkpoint, source, plan, made, target, sink, request, limits, progress)
     report = conversion(
         path, output, checkpoint, request, decision, made, target, plan, done, left, mentions,
         time.monotonic() - started,
@@ -200,7 +210,7 @@ def _with_extras(
 
 # -- writing -----------------------------------------------------------------------------------
 def _run(
-    checkpoint: Checkpoint, plan: Plan, made: object, target: str,
+    checkpoint: Checkpoint, source: Source | None, plan: Plan, made: object, target: str,
     sink: Sink | None, request: Request, limits: Limits,
     progress: Progress | None,
 ) -> Written:  # fmt: skip
@@ -211,15 +221,22 @@ def _run(
     extras = os.path.realpath(masked(request.extras)) if request.extras else None
 
     def verify(written: Source) -> None:
+        if source is not None:
+            source.settle()  # before anything is in its place
         if extras is None or os.path.realpath(written.name) != extras:
             name = os.path.basename(written.name)
             confirm(checkpoint, made, target, written, limits, name)
 
     if request.by_tasks:
         return _shared_out(plan, sink, request, verify, told)
+
+    def opener(address: Address) -> Source:
+        return (source.again(address) if source is not None else None) or reopen(address)
+
     return run_plan(
-        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify, progress=told
-    )
+        plan, sink, RECIPES, check=request.check, fsync=request.fsync, verify=verify,
+        progress=told, opener=opener,
+    )  # fmt: skip
 
 
 def _shared_out(

@@ -6,13 +6,15 @@ formats, printing. What opens URLs is imported when the first one comes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from ckptool import places
 from ckptool.checkpoint import Note
 from ckptool.commands import convert_command
+from ckptool.errors import CkptError, InputChanged, OutputError
 from ckptool.journals import Pending, pending
-from ckptool.places import Folder, PlaceLike, Source, is_url, open_source
+from ckptool.places import Doubted, Folder, PlaceLike, Source, is_url, open_source
 from ckptool.places import is_folder as is_local_folder
 from ckptool.spans import Span
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ckptool.sinks import Sink
 
 _SLUG = "pending-journal"
+Found = TypeVar("Found")
 
 
 def _open_url(url: str) -> Source:
@@ -31,16 +34,35 @@ def _open_url(url: str) -> Source:
 places.open_url = _open_url
 
 
-def open_place(place: PlaceLike, *, strict: bool = False) -> tuple[Source, tuple[Note, ...]]:
+def doubting(work: Callable[[bool], Found]) -> Found:
+    """What `work(True)` gives, which may put checks off; where those fail, `work(False)`, which
+    does not: it refuses what lies, in the words for it.
+    """
+    try:
+        return work(True)
+    except Doubted:
+        return work(False)
+
+
+def settle_after(source: Source, error: CkptError) -> None:
+    """Whether `error` came of something that was believed so far. Raises Doubted."""
+    if not isinstance(error, InputChanged | OutputError) and not error.slug.startswith("remote-"):
+        source.settle()
+
+
+def open_place(
+    place: PlaceLike, *, strict: bool = False, patient: bool = False
+) -> tuple[Source, tuple[Note, ...]]:
     """The source to read, and what there is to say about it: a file beside which a journal
     lies that agrees with it is read up to its former end. Nothing is written. `strict`: check
-    also what a distant file is believed in, at the price of a journey for each.
+    also what a distant file is believed in, at the price of a journey for each; `patient`: at the
+    end, in `settle`, what passes anyway.
 
     Raises what `open_source` raises.
     """
     source = open_source(place)
     if strict:
-        source.far = False
+        source.far, source.patient = False, source.far and patient
     try:
         local = source.address.uri and not is_url(source.address.uri)
         found = pending(source) if local else None

@@ -18,7 +18,7 @@ from ckptool.errors import CkptError
 from ckptool.formats import read
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Folder, PlaceLike, Source, is_url
-from ckptool.verbs.opening import is_folder, open_folder, open_place
+from ckptool.verbs.opening import is_folder, open_folder, open_place, settle_after
 
 if TYPE_CHECKING:
     from ckptool.formats.folders import Held
@@ -47,10 +47,11 @@ def let_go(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def opened(
-    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, keep: bool = True
-) -> Iterator[Opened]:
-    """Read what `place` is; closed at the end. `strict` as for `open_place`, `keep` as for
-    `formats.read`. Raises CkptError, naming the file.
+    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, patient: bool = False,
+    keep: bool = True,
+) -> Iterator[Opened]:  # fmt: skip
+    """Read what `place` is; closed at the end. `strict` and `patient` as for `open_place`, `keep` as
+    for `formats.read`. Raises CkptError, naming the file; Doubted for one that is `patient` and lies.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
@@ -63,10 +64,15 @@ def opened(
             yield Opened(read_folder(folder, limits, held), None)
             return
         place, notes = os.path.join(folder.path, held.name), held.notes
-    source, said = open_place(place, strict=strict)
+    source, said = open_place(place, strict=strict, patient=patient)
     with source:
         notes += (*_of_a_folder(path), *said)
-        yield _read(source, limits, notes, keep)  # nothing here keeps what the caller lets go
+        try:
+            yield _read(source, limits, notes, keep)  # nothing here keeps what the caller lets go
+        except CkptError as error:
+            settle_after(source, error)
+            raise
+        source.settle()
 
 
 def _read(source: Source, limits: Limits, notes: tuple[Note, ...], keep: bool) -> Opened:

@@ -9,7 +9,7 @@ import os
 
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import PlaceLike
-from ckptool.verbs.opening import is_folder, open_place
+from ckptool.verbs.opening import doubting, is_folder, open_place
 from ckptool.verbs.reading import is_index
 from ckptool.verbs.verify_file import verify_source
 from ckptool.verbs.verify_report import Verification
@@ -30,6 +30,10 @@ def verify_place(
         from ckptool.verbs.verify_shards import verify_folder
 
         return verify_folder(path, finite, limits, progress)
-    source, said = open_place(place, strict=True)
-    with source:
-        return verify_source(source, finite, limits, progress, said)
+
+    def checked(patient: bool) -> Verification:
+        source, said = open_place(place, strict=True, patient=patient)
+        with source:
+            return verify_source(source, finite, limits, progress, said)
+
+    return doubting(checked)

@@ -16,6 +16,7 @@ from ckptool.formats.collector import paused
 from ckptool.formats.salvage import container_of
 from ckptool.limits import Limits
 from ckptool.places import Source
+from ckptool.verbs.opening import settle_after
 from ckptool.verbs.report import title_of
 from ckptool.verbs.verify_findings import code_findings, mends, odd_bytes, odd_numbers, wrong_bytes
 from ckptool.verbs.verify_refused import verify_refused
@@ -31,10 +32,13 @@ def verify_source(
     source: Source, finite: bool, limits: Limits, progress: Progress | None,
     said: tuple[Note, ...] = (),
 ) -> Verification:  # fmt: skip
-    """Check one open file. Raises CkptError for what is no checkpoint at all."""
+    """Check one open file. Raises CkptError for what is no checkpoint at all, Doubted for one that
+    is `patient` and lies.
+    """
     try:
         checkpoint = read(source, limits, keep=False)
     except CkptError as error:
+        settle_after(source, error)
         container = container_of(source)
         if container is None:
             raise
@@ -52,6 +56,7 @@ def _read(
     progress: Progress | None,
 ) -> Verification:  # fmt: skip
     wrong, lost, coverage = _summed(source, checkpoint, progress)
+    source.settle()
     numbers, strange = odd_numbers(source, checkpoint, lost, progress) if finite else (None, [])
     code = list(code_findings(source, checkpoint, limits))
     names = lost_tensors(checkpoint, lost)
