@@ -15,6 +15,7 @@ from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
+from ckptool.reads import at_once
 
 _HEAD = 512
 
@@ -138,23 +139,24 @@ def _read_zip(source: Source, limits: Limits) -> Checkpoint:
     """One of the archives that torch writes, told apart by their records."""
     from ckptool.formats import torch_zip
 
-    archive = torch_zip.open_archive(source, limits)
+    archive = torch_zip.open_archive(at_once(source), limits)
     pickled = archive.find("data.pkl") is not None  # torch.load runs it, whatever lies beside it
-    if pickled and "constants.pkl" in archive.directory.records:  # torch minds the case here
+    if pickled and "constants.pkl" not in archive.directory.records:  # torch minds the case here
+        return torch_zip.read(source, limits, archive)
+    archive = archive._replace(source=source)
+    if pickled:
         from ckptool.formats.archives import read_script
 
         return read_script(source, archive, limits)
-    if not pickled and archive.find("archive_format"):
+    if archive.find("archive_format"):
         from ckptool.formats.archives import read_export
 
         return read_export(source, archive, limits)
-    if not pickled and archive.find(".data/extern_modules"):
+    if archive.find(".data/extern_modules"):
         from ckptool.formats.archives import read_package
 
         return read_package(source, archive, limits)
-    if not pickled:
-        raise _without_pickle(archive)
-    return torch_zip.read(source, limits, archive)
+    raise _without_pickle(archive)
 
 
 def _without_pickle(archive: Any) -> NotACheckpoint:

@@ -23,6 +23,7 @@ from ckptool.formats.torch_pickle import Located, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Walked
 from ckptool.places import Source
+from ckptool.reads import at_once
 from ckptool.spans import Span
 from ckptool.ziplayout import REPACK
 from ckptool.zips import Directory, Entry, read_directory, read_entry
@@ -43,8 +44,9 @@ class Archive(NamedTuple):
     def find(self, name: str) -> Entry | None:
         """A record by its name in the top folder; torch's own lookup ignores case."""
         records = self.directory.records
-        if name in records:
-            return records[name]
+        found = records.find(name)
+        if found is not None:
+            return found
         lower = name.lower()
         return next((entry for key, entry in records.items() if key.lower() == lower), None)
 
@@ -53,6 +55,10 @@ class Archive(NamedTuple):
         entry = self.find(name)
         if entry is None:
             raise NotACheckpoint(f"a zip without {name}: not a checkpoint", path=self.source.name)
+        return self.read_entry(entry)
+
+    def read_entry(self, entry: Entry) -> bytes:
+        """The bytes of one of its small records."""
         return read_entry(self.source, entry, self.limits)
 
     def located(self, name: str, encoding: str, size_bytes: int, what: str) -> Located:
@@ -86,8 +92,9 @@ def open_archive(source: Source, limits: Limits) -> Archive:
 
 def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
     """Read directory and data.pkl, no storage."""
-    archive = archive or open_archive(source, limits)
+    archive = archive or open_archive(at_once(source), limits)
     walked, reader, encoding = pickled(archive, limits)
+    archive = Archive(source, archive.directory, limits)  # for later: the file itself
     notes: tuple[Note, ...] = ()
     left = len(walked.data) - walked.end
     if left:
@@ -119,7 +126,7 @@ def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
     rows: list[Global] = []
     for number, entry in enumerate(archive.directory.older, 1):
         member = f"data.pkl before edit {number}"
-        data = read_entry(archive.source, entry, archive.limits)
+        data = archive.read_entry(entry)
         judged = Judge(walk_checked(data, 0, archive.limits, member), member).run()
         rows += [row for row in judged if (row.name, row.verdict) not in known]
         known.update((row.name, row.verdict) for row in judged)
@@ -134,9 +141,10 @@ def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
 
 
 def _is_big_endian(archive: Archive) -> bool:
-    if archive.find("byteorder") is None:
+    entry = archive.find("byteorder")
+    if entry is None:
         return False
-    order = archive.read("byteorder")
+    order = archive.read_entry(entry)
     if order not in (b"little", b"big"):
         raise HeaderInvalid(f"the byteorder record says {order[:20]!r}, neither little nor big")
     return order == b"big"
@@ -144,12 +152,12 @@ def _is_big_endian(archive: Archive) -> bool:
 
 def _check_version(archive: Archive) -> None:
     """Torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
-    name = "version" if archive.find("version") else ".data/version"
-    if archive.find(name) is None:
+    entry = archive.find("version") or archive.find(".data/version")
+    if entry is None:
         raise HeaderInvalid(
             "no version record: torch cannot read this archive", path=archive.source.name
         )
-    text = archive.read(name)[:20].strip()
+    text = archive.read_entry(entry)[:20].strip()
     if not text.isdigit() or not 1 <= int(text) <= 10:
         raise HeaderInvalid(
             f"archive version {text!r} does not exist (1 to 10 do)", path=archive.source.name
