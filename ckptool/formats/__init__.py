@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
 from ckptool.reads import at_once
+
+if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
 
 _HEAD = 512
 
@@ -121,13 +124,15 @@ def identify(source: Source) -> Format:
     raise name_impostor(source, head)
 
 
-def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
-    """Read whatever `source` is. Every error names the file."""
+def read(source: Source, limits: Limits = DEFAULT, alike: Alike | None = None) -> Checkpoint:
+    """Read whatever `source` is. Every error names the file. `alike` as for `torch_zip.read`."""
     try:
         row = identify(source)
         module = import_module(f"ckptool.formats.{row.module}")
         found = (
-            _read_zip(source, limits) if row.name == "torch-zip" else module.read(source, limits)
+            _read_zip(source, limits, alike)
+            if row.name == "torch-zip"
+            else module.read(source, limits)
         )
     except CkptError as error:
         error.path = error.path or source.name
@@ -135,14 +140,14 @@ def read(source: Source, limits: Limits = DEFAULT) -> Checkpoint:
     return _with_suffix_note(found, row)
 
 
-def _read_zip(source: Source, limits: Limits) -> Checkpoint:
+def _read_zip(source: Source, limits: Limits, alike: Alike | None) -> Checkpoint:
     """One of the archives that torch writes, told apart by their records."""
     from ckptool.formats import torch_zip
 
     archive = torch_zip.open_archive(at_once(source), limits)
     pickled = archive.find("data.pkl") is not None  # torch.load runs it, whatever lies beside it
     if pickled and "constants.pkl" not in archive.directory.records:  # torch minds the case here
-        return torch_zip.read(source, limits, archive)
+        return torch_zip.read(source, limits, archive, alike)
     archive = archive._replace(source=source)
     if pickled:
         from ckptool.formats.archives import read_script

@@ -5,7 +5,7 @@ Knows: record names and what they promise. Must not know: verbs, how a zip is la
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece
 from ckptool.commands import convert_command
@@ -19,7 +19,7 @@ from ckptool.errors import (
 )
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.torch_pickle import Located, TensorReader
+from ckptool.formats.torch_pickle import Located, Resolver, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Walked
 from ckptool.places import Source
@@ -27,6 +27,9 @@ from ckptool.reads import at_once
 from ckptool.spans import Span
 from ckptool.ziplayout import REPACK
 from ckptool.zips import Directory, Entry, read_directory, read_entry
+
+if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
 
 NAME = "torch-zip"
 TITLE = "PyTorch zip"
@@ -90,34 +93,57 @@ def open_archive(source: Source, limits: Limits) -> Archive:
     return archive
 
 
-def read(source: Source, limits: Limits = DEFAULT, archive: Archive | None = None) -> Checkpoint:
-    """Read directory and data.pkl, no storage."""
+def read(
+    source: Source,
+    limits: Limits = DEFAULT,
+    archive: Archive | None = None,
+    alike: Alike | None = None,
+) -> Checkpoint:
+    """Read directory and data.pkl, no storage. `alike` knows files that were read before: what is
+    told of one of them has a handle that no rewrite can use.
+    """
     archive = archive or open_archive(at_once(source), limits)
-    walked, reader, encoding = pickled(archive, limits)
+    data, resolve, encoding = _pickle(archive)
+    traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
+    if archive.directory.links:
+        alike = None
+    told = alike.tell(source, data, resolve, limits, traits) if alike is not None else None
+    if told is not None:
+        return told
+    walked, reader = walk_checked(data, 0, limits, "data.pkl"), TensorReader(resolve, limits)
     archive = Archive(source, archive.directory, limits)  # for later: the file itself
     notes: tuple[Note, ...] = ()
     left = len(walked.data) - walked.end
     if left:
         text = f"{left:,} bytes after the end of data.pkl; no loader reads them"
         notes += (Note("bytes-after-stop", text),)
-    traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
     found = assemble(
         source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits
     )
+    if alike is not None:
+        alike.note(data, found, limits)
     return _with_older(found, archive) if archive.directory.links else found
 
 
 def pickled(archive: Archive, limits: Limits) -> tuple[Walked, TensorReader, str]:
     """data.pkl, walked; who reads its tensors; how storages are encoded that are not deflated."""
+    data, resolve, encoding = _pickle(archive)
+    return walk_checked(data, 0, limits, "data.pkl"), TensorReader(resolve, limits), encoding
+
+
+def _pickle(archive: Archive) -> tuple[bytes, Resolver, str]:
+    """The bytes of data.pkl; where its storages lie, and how those that are not deflated are
+    encoded.
+    """
     _check_version(archive)
     encoding = "swapped" if _is_big_endian(archive) else "stored"
-    walked = walk_checked(archive.read("data.pkl"), 0, limits, "data.pkl")
+    data = archive.read("data.pkl")
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
         size = count * dtype.size_bytes
         return archive.located(f"data/{key}", encoding, size, f"storage '{key}'")
 
-    return walked, TensorReader(resolve, limits), encoding
+    return data, resolve, encoding
 
 
 def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:

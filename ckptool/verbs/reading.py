@@ -21,6 +21,7 @@ from ckptool.places import Folder, PlaceLike, Source, is_url
 from ckptool.verbs.opening import is_folder, open_folder, open_place
 
 if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
     from ckptool.formats.folders import Held
 
 _INDEX = ".index.json"
@@ -46,9 +47,11 @@ def let_go(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) -> Iterator[Opened]:
-    """Read what `place` is; closed at the end. `strict` as for `open_place`. Raises CkptError,
-    naming the file.
+def opened(
+    place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, alike: Alike | None = None
+) -> Iterator[Opened]:
+    """Read what `place` is; closed at the end. `strict` as for `open_place`, `alike` for
+    `torch_zip.read`. Raises CkptError, naming the file.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
@@ -64,7 +67,7 @@ def opened(place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False) 
     source, said = open_place(place, strict=strict)
     with source:
         try:
-            checkpoint = read(source, limits)
+            checkpoint = read(source, limits, alike)
         except CkptError as error:
             if source.name.endswith(".distcp"):
                 error.hint = "it is a part of a DCP folder: give the folder"
