@@ -1,5 +1,6 @@
-"""Files whose pickles are the same bytes: what was found in one is told of the next, with the next
-one's own storages. Clients of one net and copies of one state_dict are such, by the thousand.
+"""Files whose pickles are the same bytes, but for numbers like `epoch`: what was found in one is
+told of the next, with the next one's own storages and numbers. Clients of one net and copies of one
+state_dict are such, by the thousand.
 
 Knows: that what is read of a zip of torch's follows from data.pkl and from where its records lie
 (`torch_pickle.Resolver`), and from nothing else. Must not know: zips, verbs.
@@ -13,8 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ckptool.checkpoint import Checkpoint, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Storage, Table, Tensor
 from ckptool.errors import CkptError
+from ckptool.formats.loose import Loose, loose_numbers
 from ckptool.formats.measures import on_storage
 from ckptool.formats.torch_pickle import Resolver
 from ckptool.limits import Limits
@@ -35,24 +37,34 @@ class Outline(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What one pickle said. `tensors` are its records, each once, the storage of number i being
-    number `storages[i]` of the checkpoint's, -1 for none; `all_at` and `tables_at` say which of
-    them stand in `Checkpoint.tensors` and in each table.
+    """What one pickle of `size` bytes said, whose `parts` are all of it but `loose` numbers.
+    `tensors` are its records, each once, the storage of number i being number `storages[i]` of the
+    checkpoint's, -1 for none; `all_at` and `tables_at` say which of them stand in
+    `Checkpoint.tensors` and in each table.
     """
 
     limits: Limits
+    size: int
+    parts: tuple[tuple[int, bytes], ...]
+    loose: Loose
     found: Checkpoint
     tensors: tuple[Tensor, ...]
     storages: tuple[int, ...]
     all_at: tuple[int, ...]
     tables_at: tuple[tuple[int, ...], ...]
 
+    def is_of(self, data: bytes, limits: Limits) -> bool:
+        """Whether a pickle says the same, but for the loose numbers."""
+        if len(data) != self.size or limits is not self.limits:
+            return False
+        return all(data.startswith(part, at) for at, part in self.parts)
+
 
 class Alike:
     """The last pickles that came more than once. Threads may share it."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, _Known] = {}
+        self._known: tuple[_Known, ...] = ()
         self._met: deque[int] = deque(maxlen=_MET)
         self._lock = allocate_lock()
 
@@ -62,29 +74,34 @@ class Alike:
         """What the whole way would make of `data`; None where that way has to be gone: the pickle
         is new, or a storage is not where it should be.
         """
-        known = self._known.get(data)
-        if known is None or known.limits is not limits:
+        known = next((one for one in self._known if one.is_of(data, limits)), None)
+        if known is None:
             return None
         try:
             storages = [_located(storage, resolve) for storage in known.found.storages]
+            extras = known.found.extras
+            if known.loose.numbers:
+                with self._lock:  # its nodes are changed
+                    extras = known.loose.told(data, extras)
         except CkptError:
             return None
-        return _told(known, source, storages, traits)
+        return _told(known, source, storages, extras, traits)
 
     def note(self, data: bytes, found: Checkpoint, limits: Limits) -> None:
-        """Remember what the whole way made of `data`, from the second time on."""
+        """Remember what the whole way made of `data`, from the second time on. Nobody is to read
+        the nodes of its handle then.
+        """
         if len(data) > _PICKLE_BYTES:
             return
+        loose = loose_numbers(found.handle.walked, found.extras)
+        parts = loose.parts_between(data)
         with self._lock:
-            if hash(data) not in self._met:
-                self._met.append(hash(data))
+            if hash(parts) not in self._met:
+                self._met.append(hash(parts))
                 return
-            known = _known(found, limits)
-            if known is None:
-                return
-            self._known[data] = known
-            if len(self._known) > _KEPT:
-                del self._known[next(iter(self._known))]
+            known = _known(found, limits, len(data), parts, loose)
+            if known is not None:
+                self._known = (*self._known[1 - _KEPT :], known)
 
 
 def _located(storage: Storage, resolve: Resolver) -> Storage:
@@ -93,7 +110,11 @@ def _located(storage: Storage, resolve: Resolver) -> Storage:
 
 
 def _told(
-    known: _Known, source: Source, storages: Sequence[Storage], traits: frozenset[str]
+    known: _Known,
+    source: Source,
+    storages: Sequence[Storage],
+    extras: tuple[Extra, ...],
+    traits: frozenset[str],
 ) -> Checkpoint:
     """The checkpoint over these storages, in which all else is as it was found."""
     found = known.found
@@ -107,12 +128,18 @@ def _told(
     ]
     return Checkpoint(
         source.name, found.format, source.size, (source.address,), tuple(tables), found.weights,
-        tuple([tensors[at] for at in known.all_at]), tuple(storages), found.extras, found.globals,
-        found.notes, found.handle, traits,
+        tuple([tensors[at] for at in known.all_at]), tuple(storages), extras, found.globals, found.notes,
+        found.handle, traits,
     )  # fmt: skip
 
 
-def _known(found: Checkpoint, limits: Limits) -> _Known | None:
+def _known(
+    found: Checkpoint,
+    limits: Limits,
+    size: int,
+    parts: tuple[tuple[int, bytes], ...],
+    loose: Loose,
+) -> _Known | None:
     """What to keep; None for what is large, or holds a storage that the file does not list."""
     places = {id(storage): at for at, storage in enumerate(found.storages)}
     groups = [found.tensors, *(table.tensors for table in found.tables)]
@@ -127,7 +154,9 @@ def _known(found: Checkpoint, limits: Limits) -> _Known | None:
     walked = Walked(b"", 0)
     walked.protocol = found.handle.walked.protocol
     found = found._replace(handle=Outline(walked))
-    return _Known(limits, found, tuple(each), storages, all_at, tuple(tables_at))
+    return _Known(
+        limits, size, parts, loose, found, tuple(each), storages, all_at, tuple(tables_at)
+    )
 
 
 def _about_bytes(found: Checkpoint, tensors: Sequence[Tensor]) -> int:

@@ -105,7 +105,8 @@ def _in_file_order(walked: Walked, reader: TensorReader) -> tuple[Storage, ...]:
             first[told.key] = None
         elif type(told) is View:
             first[told.storage.key] = None
-    return tuple([reader.storages[key] for key in {**first, **dict.fromkeys(reader.storages)}])
+    first |= dict.fromkeys(reader.storages)
+    return tuple(map(reader.storages.__getitem__, first))
 
 
 def _placed(row: Global, found: Found) -> Global:
