@@ -74,14 +74,15 @@ def _nowhere(key: str, dtype: DType, count: int) -> Located:
 
 def loose_numbers(walked: Walked, extras: Sequence[Extra]) -> Loose:
     """All of a pickle whose root's entries were told as `extras`."""
+    root = walked.root
     if walked.oddities or len(walked.data) > _PICKLE_BYTES:  # DUP is one of them
         return Loose()
-    fetched = _fetched(walked)
-    if fetched is None or not _is_ours(walked.root, fetched) or walked.root.kind != DICT:
+    fetched = _fetched(walked) if type(root) is Box and root.kind == DICT else None
+    if fetched is None or not _is_ours(root, fetched):
         return Loose()
     numbers: list[_Number] = []
     entries = []
-    for key, items, at, start, end in _held(walked.root):
+    for key, items, at, start, end in _held(root):
         told = [i for i, extra in enumerate(extras) if extra.path == (key,)]
         if type(key) is str and len(told) == 1:
             found = list(_numbers_in(walked.data, (items, at, start, end), fetched))
