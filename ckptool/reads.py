@@ -200,6 +200,34 @@ class _Window(Source):
         return self._outer.unchanged()
 
 
+class _Whole(Source):
+    """A small file that was read at once. Closing it leaves the file open."""
+
+    def __init__(self, file: Source) -> None:
+        super().__init__(file.name, file.size, file.address)
+        self._data = file.read(0, file.size)
+        self.absolute = file.absolute  # type: ignore[method-assign]
+        self.fileno = file.fileno  # type: ignore[method-assign]
+        self.unchanged = file.unchanged  # type: ignore[method-assign]
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._check(offset, size)
+        return self._data[offset : offset + size]
+
+    def _fetch(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+
+_SMALL = 1 << 16
+
+
+def at_once(source: Source) -> Source:
+    """For who reads many places of a file one by one: a small one is read at once, and its bytes
+    are kept. Raises as `read`.
+    """
+    return source if source.far or source.size > _SMALL else _Whole(source)
+
+
 def changed(path: str) -> InputChanged:
     """The error for an input that is not what it was when it was opened."""
     return InputChanged(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
 
 from ckptool.errors import NotACheckpoint, PathEscape, Truncated, ZipEncrypted
 from ckptool.places import Source
@@ -37,6 +39,7 @@ _PATCHED = 0x20
 REFUSED_FLAGS = _ENCRYPTED | _PATCHED
 _MODES = (0, 0o10, 0o4)  # Unix file type: unset, regular file, folder
 _LENGTHS, _LENGTHS_AT = struct.Struct("<3H"), 28  # of the name, the extra field, the comment
+_FIELDS = struct.Struct("<4s4x2H4x3I4H2x2I")  # of CENTRAL, without versions and times
 AGAIN = "download or copy it again"
 
 
@@ -55,6 +58,11 @@ class Entry(NamedTuple):
     compressed_size: int
     size: int
     data_offset: int
+
+
+new_entry = cast("Callable[[tuple[int, str, int, int, int, int, int, int]], Entry]",
+                 partial(tuple.__new__, Entry))  # fmt: skip
+"""Entry(*fields), in half the time."""
 
 
 class End(NamedTuple):
@@ -110,7 +118,8 @@ def _find_end(source: Source) -> int:
         ambiguous(f"{len(tail) - end:,} bytes after the end of the zip")
     if at + END.size != len(tail):
         ambiguous(f"a zip comment of {len(tail) - at - END.size:,} bytes")
-    if any(_rivals(tail, match.start(), start) for match in re.finditer(END_MARK, tail[:at])):
+    earlier = re.finditer(END_MARK, tail[:at]) if tail.find(END_MARK) < at else ()
+    if any(_rivals(tail, match.start(), start) for match in earlier):
         ambiguous("two zip end records")
     return start + at
 
@@ -163,23 +172,27 @@ def central_entries(directory: bytes, count: int) -> list[Entry]:
     at = 0
     for _ in range(count):
         try:
-            fields = CENTRAL.unpack_from(directory, at)
+            fields = _FIELDS.unpack_from(directory, at)
         except struct.error:
             ambiguous("the zip directory is cut")
-        mark, _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = fields[:12]
-        comment_size, disk, _, attributes, offset = fields[12:]
+        mark, flags, method, crc, packed, size, name_size, *more = fields
+        extra_size, comment_size, disk, attributes, offset = more
         name_at = at + CENTRAL.size
         extra_at = name_at + name_size
         at = extra_at + extra_size + comment_size
         if mark != CENTRAL_MARK or at > len(directory):
             ambiguous("a malformed entry in the zip directory")
-        name = _decoded(directory[name_at:extra_at])
+        raw_name = directory[name_at:extra_at]
+        try:
+            name = raw_name.decode()
+        except UnicodeDecodeError:
+            ambiguous("an entry name that is not UTF-8", repr(raw_name[:80]))
         if FULL32 in (size, packed, offset):
             extra = directory[extra_at : extra_at + extra_size]
             size, packed, offset = zip64_values(extra, (size, packed, offset), name)
         if packed != size or flags & ~USUAL_FLAGS or method or disk or attributes:
             _check_unusual(name, flags, method, packed == size, disk, attributes)
-        entries.append(Entry(offset, name, method, flags, crc, packed, size, -1))
+        entries.append(new_entry((offset, name, method, flags, crc, packed, size, -1)))
     if at != len(directory):
         ambiguous("the zip directory holds more than the end record counts")
     return entries
@@ -197,13 +210,6 @@ def central_span(directory: bytes, name: str) -> Span:
         found = directory[name_at : name_at + name_size]
         end = name_at + int(name_size + sum(others))
     return Span(start, end - start)
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        ambiguous("an entry name that is not UTF-8", repr(raw[:80]))
 
 
 def _check_unusual(

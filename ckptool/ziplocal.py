@@ -6,11 +6,12 @@ Knows: local headers, descriptors. Must not know: end records, torch's meanings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from struct import Struct
 
 from ckptool.errors import Truncated, ZipAmbiguous
 from ckptool.places import Source
 from ckptool.spans import Span
-from ckptool.zipcentral import Entry
+from ckptool.zipcentral import Entry, new_entry
 from ckptool.ziplayout import (
     DESCRIPTOR,
     DESCRIPTOR64,
@@ -23,6 +24,7 @@ from ckptool.ziplayout import (
     zip64_values,
 )
 
+_FIELDS = Struct("<4s2x2H4x3I2H")  # of LOCAL, without version and times
 _AHEAD, _SMALL = 1 << 16, 1 << 12
 _LONGEST_EXTRA = (1 << 16) - 1  # of a local header: a 16-bit field
 _ALIGNED = 64
@@ -103,6 +105,7 @@ def _matched(source: Source, listed: list[Entry], end: int, start: int = 0) -> t
     ahead = _ReadAhead(source, end, len(listed))
     at = start  # where the data of the entry before ends
     tail = 0  # the flags of the entry before, if it has data: whether a descriptor follows
+    told: tuple[bytes, int, int, int] | None = None  # what that descriptor says
     for entry in listed:
         offset, name, method, flags, crc, packed, size, _ = entry
         raw_name = name.encode()
@@ -110,11 +113,12 @@ def _matched(source: Source, listed: list[Entry], end: int, start: int = 0) -> t
         if gap not in (0, 16, 24) or offset + LOCAL.size + len(raw_name) > end:
             ambiguous("bytes that no entry owns, or two entries own, before it", name)
         block = ahead.read(at, gap + LOCAL.size + len(raw_name))
-        if gap or tail & HAS_DESCRIPTOR:
+        if (gap or tail & HAS_DESCRIPTOR) and (
+            gap != DESCRIPTOR.size or DESCRIPTOR.unpack_from(block) != told
+        ):
             _check_descriptor(entries, block[:gap])
-        mark, _, flags_here, method_here, _, _, *sums, name_size, extra_size = LOCAL.unpack_from(
-            block, gap
-        )
+        fields = _FIELDS.unpack_from(block, gap)
+        mark, flags_here, method_here, *sums, name_size, extra_size = fields
         if mark != LOCAL_MARK or name_size != len(raw_name) or not block.endswith(raw_name):
             ambiguous("no local header of that name where the zip directory puts it", name)
         if flags_here != flags or method_here != method:
@@ -126,7 +130,8 @@ def _matched(source: Source, listed: list[Entry], end: int, start: int = 0) -> t
         if at > end:
             ambiguous("an entry that reaches beyond the data of the zip", name)
         tail = flags if packed else 0
-        entries.append(Entry(offset, name, method, flags, crc, packed, size, data))
+        told = (DESCRIPTOR_MARK, crc, packed, size) if flags & HAS_DESCRIPTOR else None
+        entries.append(new_entry((offset, name, method, flags, crc, packed, size, data)))
     if end - at not in (0, 16, 24):
         ambiguous("bytes that no entry owns before the zip directory")
     if end - at or tail & HAS_DESCRIPTOR:

@@ -25,11 +25,16 @@ def check_names(names: list[str]) -> str:
     Raises PathEscape, ZipAmbiguous, or NotACheckpoint for entries that are in no folder.
     """
     lines = "\n".join(("", *names, ""))
-    if any(hint in lines for hint in _HINTS):
+    if any(map(lines.__contains__, _HINTS)):
         for name in names:
             if _BAD_NAME.search(name):
                 text = "an entry name that is not a plain path"
                 raise PathEscape(text, member=name, hint=REPACK)
+    top = names[0].partition("/")[0] if names else ""
+    if lines.count("\n") == len(names) + 1 == lines.count(f"\n{top}/") + 1 and (
+        len(set(lines.casefold().split("\n"))) == len(names) + 1
+    ):  # no name has a line end in it: one folder, all names differ
+        return top
     loose = [name for name in names if "/" not in name]
     if loose or not names:
         raise _loose(loose)

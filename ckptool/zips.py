@@ -40,6 +40,13 @@ class Records(Mapping[str, Entry]):
     def __getitem__(self, name: str) -> Entry:
         return self._entries[self._lead + name]
 
+    def __contains__(self, name: object) -> bool:
+        return f"{self._lead}{name}" in self._entries
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of that very name."""
+        return self._entries.get(self._lead + name)
+
     def __iter__(self) -> Iterator[str]:
         return (name[len(self._lead) :] for name in self._entries)
 
@@ -57,7 +64,7 @@ class Directory(NamedTuple):
 
     top: str
     entries: tuple[Entry, ...]
-    records: Mapping[str, Entry]
+    records: Records
     central: Span
     links: tuple[int, ...] = ()
     older: tuple[Entry, ...] = ()

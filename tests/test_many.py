@@ -373,8 +373,8 @@ def test_a_name_that_could_run_code_is_found_behind_a_thousand_others(tree, caps
     real = inspect.opened
 
     @contextlib.contextmanager
-    def many_names(place, limits):
-        with real(place, limits) as found:
+    def many_names(place, limits, **more):
+        with real(place, limits, **more) as found:
             names = [Global(f"a.b{i}", "known", i, "data.pkl", "") for i in range(1500)]
             rows = (*names, Global("os.system", "code", 9, "data.pkl", ""))
             yield found._replace(checkpoint=found.checkpoint._replace(globals=rows))
@@ -447,6 +447,20 @@ def test_what_computes_stays_in_one_thread_also_on_a_busy_machine(monkeypatch):
 
     list(in_order(busy, range(200)))
     assert names == {"MainThread"}
+
+
+def test_what_no_longer_waits_is_done_in_one_thread_again(monkeypatch):
+    monkeypatch.setattr(ordered, "_STINT", 20)
+    names = []
+
+    def cold(number):
+        names.append(threading.current_thread().name)
+        time.sleep(0.02 if number < 10 else 0)
+        return sum(range(20_000)) and number
+
+    assert list(in_order(cold, range(400))) == list(range(400))
+    assert len(set(names[:20])) > 2
+    assert set(names[60:]) == {"MainThread"}
 
 
 def test_large_files_are_shared_among_the_cores(monkeypatch):

@@ -117,12 +117,16 @@ def _look_at_many(
     if measured and style not in ("json", "jsonl"):
         raise UsageError("a row a file does not show numbers", hint="take --format jsonl")
 
+    from ckptool.formats.alike import Alike
+
+    alike = Alike()
+
     def look(file: str) -> Seen:
         if asked is None and style not in ("json", "jsonl"):  # a row needs no more
-            found = summarise_place(file, flags["at"])
+            found = summarise_place(file, flags["at"], alike=alike)
             return Seen(int(found["could_run_code"]), found)
         wish = _wish(flags, None)
-        whole = inspect_place(file, selection, asked=asked, wish=wish)
+        whole = inspect_place(file, selection, asked=asked, wish=wish, alike=alike)
         return Seen(_status(whole), whole.to_dict())
 
     return look_at_many(files, flags, style, look)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, Note
 from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.limits import DEFAULT, Limits
 from ckptool.places import Source
+from ckptool.reads import at_once
+
+if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
 
 _HEAD = 512
 
@@ -120,15 +124,18 @@ def identify(source: Source) -> Format:
     raise name_impostor(source, head)
 
 
-def read(source: Source, limits: Limits = DEFAULT, *, keep: bool = True) -> Checkpoint:
+def read(
+    source: Source, limits: Limits = DEFAULT, *, keep: bool = True, alike: Alike | None = None
+) -> Checkpoint:
     """Read whatever `source` is. Every error names the file. Without `keep` what comes back can
-    neither be rewritten as a pickle nor have its objects loaded, and takes less memory.
+    neither be rewritten as a pickle nor have its objects loaded, and takes less memory; `alike` as
+    for `torch_zip.read`.
     """
     try:
         row = identify(source)
         module = import_module(f"ckptool.formats.{row.module}")
         found = (
-            _read_zip(source, limits, keep)
+            _read_zip(source, limits, keep, alike)
             if row.name == "torch-zip"
             else module.read(source, limits)
         )
@@ -138,27 +145,28 @@ def read(source: Source, limits: Limits = DEFAULT, *, keep: bool = True) -> Chec
     return _with_suffix_note(found, row)
 
 
-def _read_zip(source: Source, limits: Limits, keep: bool) -> Checkpoint:
+def _read_zip(source: Source, limits: Limits, keep: bool, alike: Alike | None) -> Checkpoint:
     """One of the archives that torch writes, told apart by their records."""
     from ckptool.formats import torch_zip
 
-    archive = torch_zip.open_archive(source, limits)
+    archive = torch_zip.open_archive(at_once(source), limits)
     pickled = archive.find("data.pkl") is not None  # torch.load runs it, whatever lies beside it
-    if pickled and "constants.pkl" in archive.directory.records:  # torch minds the case here
+    if pickled and "constants.pkl" not in archive.directory.records:  # torch minds the case here
+        return torch_zip.read(source, limits, archive, keep=keep, alike=alike)
+    archive = archive._replace(source=source)
+    if pickled:
         from ckptool.formats.archives import read_script
 
         return read_script(source, archive, limits)
-    if not pickled and archive.find("archive_format"):
+    if archive.find("archive_format"):
         from ckptool.formats.archives import read_export
 
         return read_export(source, archive, limits)
-    if not pickled and archive.find(".data/extern_modules"):
+    if archive.find(".data/extern_modules"):
         from ckptool.formats.archives import read_package
 
         return read_package(source, archive, limits)
-    if not pickled:
-        raise _without_pickle(archive)
-    return torch_zip.read(source, limits, archive, keep=keep)
+    raise _without_pickle(archive)
 
 
 def _without_pickle(archive: Any) -> NotACheckpoint:

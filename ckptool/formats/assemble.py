@@ -105,9 +105,15 @@ def assemble(
 
 def _in_file_order(walked: Walked, reader: TensorReader) -> tuple[Storage, ...]:
     """All storages by their first reference in the pickle: discovery met them in its own order."""
-    views = (reader.view(pers) for pers in walked.persistent)
-    first = dict.fromkeys(view.storage.key for view in views if type(view) is View)
-    return tuple(reader.storages[key] for key in {**first, **dict.fromkeys(reader.storages)})
+    first: dict[str, None] = {}
+    for pers in walked.persistent:
+        told = reader.told(pers)
+        if type(told) is Storage:
+            first[told.key] = None
+        elif type(told) is View:
+            first[told.storage.key] = None
+    first |= dict.fromkeys(reader.storages)
+    return tuple(map(reader.storages.__getitem__, first))
 
 
 def _placed(row: Global, found: Found) -> Global:

@@ -8,19 +8,26 @@ Must not know: files, formats.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ContextDecorator
+from typing import Any
 
 
-@contextmanager
-def paused() -> Iterator[Callable[[], None]]:
-    """Yields what to call after each file: it lets go of that file's pickle alone."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield _let_go
-    finally:
-        if was_enabled:
+class paused(ContextDecorator):  # noqa: N801 - used like a function
+    """Yields what to call after each file: it lets go of that file's pickle alone. A class, since
+    every file enters it six times.
+    """
+
+    def _recreate_cm(self) -> paused:
+        return paused()  # for each call of a function: they may be nested
+
+    def __enter__(self) -> Callable[[], None]:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        return _let_go
+
+    def __exit__(self, *error: Any) -> None:
+        if self._was_enabled:
             gc.enable()
 
 

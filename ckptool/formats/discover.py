@@ -119,8 +119,8 @@ class Discoverer:
             raise LimitExceeded("place-bytes", f"{text} {self.limits.place_bytes:,} bytes")
 
     def _note_repeated(self, rows: Rows | None, path: Path) -> None:
-        if rows and len(rows) > 1:
-            self.found.repeated.extend((*path, key) for key in repeated_keys(rows))
+        if rows and len(rows) > 1 and (keys := repeated_keys(rows)):
+            self.found.repeated.extend((*path, key) for key in keys)
 
     def _tensor(self, node: Any, path: Path) -> bool:
         try:
@@ -264,6 +264,8 @@ class Discoverer:
         of those is named like a parameter (`fc.weight`), any under a name for weights:
         {state_dict: {…}, best_acc: tensor} is no table itself.
         """
+        if not rows:
+            return False
         count, plain = len(beside), all("." not in tensor.key for tensor in beside)
         for key, value in rows:
             name = text_of(key) or ""

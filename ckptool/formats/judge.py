@@ -243,7 +243,7 @@ class Judge:
         if len(items) > 1 and type(items[1]) is GlobalNode:
             node = items[1]
             if text_of(items[0]) != "module":
-                if _is_storage_class(node):
+                if id(node) not in self._callees and _is_storage_class(node):
                     self._callees.add(id(node))
             elif is_foreign_class(node.module, node.name):
                 self._callees.add(id(node))

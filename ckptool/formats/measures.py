@@ -123,6 +123,23 @@ def named(t: Tensor, key: str, path: Path) -> Tensor:
     )
 
 
+def on_storage(t: Tensor, storage: Storage) -> Tensor:
+    """The tensor as it lies in this storage (spelled out, as `named`)."""
+    return Tensor(
+        t.key,
+        t.dtype,
+        t.shape,
+        t.stride,
+        t.offset,
+        storage,
+        t.requires_grad,
+        t.kind,
+        t.path,
+        t.device,
+        t.class_name,
+    )
+
+
 def array_shape(node: Any) -> tuple[int, ...] | None:
     """The shape in a numpy array's BUILD state (version, shape, dtype, order, bytes), or in
     the arguments protocol 5 gives: _frombuffer(bytes, dtype, shape, order).

@@ -28,6 +28,7 @@ from ckptool.pickles.nodes import (
     REDUCE,
     UNTOLD,
     Box,
+    Global,
     Obj,
     Pers,
     Tup,
@@ -87,7 +88,7 @@ class TensorReader:
         self.storages: dict[str, Storage] = {}
         self.two_dtypes: list[str] = []
         # None: torch_storage; its own method kept here would keep all of it until the next gc
-        self.persistent: Callable[[Pers], View | Tensor | None] | None = None
+        self.persistent: Callable[[Pers], View | Storage | Tensor | None] | None = None
         self.nested: Callable[[Obj], View | None] = lambda node: None
         self.keeps = True  # what tensors are made of, for who rewrites or loads the pickle
         self._sizes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each once
@@ -102,18 +103,22 @@ class TensorReader:
     # -- storages ----------------------------------------------------------------------------
     def view(self, node: Any) -> View | Tensor | None:
         """The storage (or, in tar files, tensor) a node names; None when it names none."""
-        if type(node) is Obj:
-            return self.nested(node)
         if type(node) is not Pers:
-            return None
-        if node.told is UNTOLD:
-            found = (self.persistent or self.torch_storage)(node)
-            node.told = found
-            if type(found) is View and not found.offset:  # nearly all: a View less to keep
-                node.told = found.storage
-        return View(node.told) if type(node.told) is Storage else node.told
+            return self.nested(node) if type(node) is Obj else None
+        told = self.told(node)
+        return View(told) if isinstance(told, Storage) else told
 
-    def torch_storage(self, node: Pers) -> View:
+    def told(self, node: Pers) -> Storage | View | Tensor | None:
+        """The same, but of a View that begins with its storage, as nearly all do, that alone."""
+        found: Storage | View | Tensor | None = node.told
+        if found is UNTOLD:
+            found = (self.persistent or self.torch_storage)(node)
+            if type(found) is View and not found.offset:
+                found = found.storage
+            node.told = found
+        return found
+
+    def torch_storage(self, node: Pers) -> View | Storage:
         """('storage', StorageType, key, location, count[, view]). Raises PickleInvalid."""
         items = items_of(node.pid)
         if items is None or len(items) not in (5, 6) or text_of(items[0]) != "storage":
@@ -121,15 +126,19 @@ class TensorReader:
         key, device = id_text(items[2]), text_of(items[3])
         if key is None or device is None:
             raise PickleInvalid("a storage without a text key or location", offset=node.end)
-        dtype = self._dtype_of(items[1], node)
-        if type(items[4]) is int and items[4] >= COUNTED:
-            text = "a storage of more elements than 64 bits can count"
-            raise StorageSize(text, offset=node.end)
-        count = whole(items[4], "the element count of a storage", node)
+        dtype = self._dtypes.get(id(items[1])) or self._dtype_of(items[1], node)
+        count = items[4]
+        if type(count) is not int or not 0 <= count < COUNTED:
+            if type(count) is int and count >= COUNTED:
+                text = "a storage of more elements than 64 bits can count"
+                raise StorageSize(text, offset=node.end)
+            whole(count, "the element count of a storage", node)
         if self._spelled.setdefault(key, type(items[2])) is not type(items[2]):
             text = f"storage '{key}' is named by a number and by a text"  # torch reads it twice
             raise StorageSize(text, offset=node.end)
         storage = self.add_storage(key, dtype, count, device, node)
+        if len(items) == 5:
+            return storage
         return View(storage, self._shift(items, dtype, storage, node))
 
     def add_storage(self, key: str, dtype: DType, count: int, device: str, node: Any) -> Storage:
@@ -147,13 +156,14 @@ class TensorReader:
             if items is not None:
                 device = text_of(items[3]) or ""
                 first = dtype if items[1] is None else self._dtype_of(items[1], node)
-            size = count * dtype.size_bytes
-            if size % first.size_bytes:
-                raise self._two_sizes(key, node)
-            pieces, crc = self.resolve(key, first, size // first.size_bytes)
-            known = Storage(key, first, size // first.size_bytes, device, pieces, crc)
-            self.storages[key] = known
-        if count * dtype.size_bytes != known.size_bytes:
+            size, own_count = count * dtype.size_bytes, count
+            if first is not dtype:
+                if size % first.size_bytes:
+                    raise self._two_sizes(key, node)
+                own_count = size // first.size_bytes
+            pieces, crc = self.resolve(key, first, own_count)
+            known = self.storages[key] = Storage(key, first, own_count, device, pieces, crc)
+        elif count * dtype.size_bytes != known.size_bytes:
             raise self._two_sizes(key, node)
         if known.dtype is not dtype:
             if not known.count:  # torch forgets an empty one of a zip, not of a legacy stream
@@ -174,7 +184,7 @@ class TensorReader:
         """Elements by which a storage view of torch 0.3 and earlier starts later. Views and
         storages share one table of keys there, in which the first of a key counts for all.
         """
-        if len(items) < 6 or items[5] is None:
+        if items[5] is None:
             return 0
         view = items_of(items[5])
         key = text_of(view[0]) if view and len(view) == 3 else None
@@ -201,11 +211,13 @@ class TensorReader:
         for pers in walked.persistent:
             items = items_of(pers.pid)
             if items is not None and len(items) in (5, 6):
-                key, device = id_text(items[2]), text_of(items[3])
-                if key is not None and device is not None:
-                    known = first.setdefault(key, items)
-                    if known is not items and known != items:
-                        self._first[key] = known
+                name, device = items[2], items[3]
+                key = name if type(name) is str else id_text(name)
+                if key is None or (type(device) is not str and text_of(device) is None):
+                    continue
+                known = first.setdefault(key, items)
+                if known is not items and known != items:
+                    self._first[key] = known
 
     # -- tensors -----------------------------------------------------------------------------
     def finish(self, walked: Walked) -> None:
@@ -216,9 +228,10 @@ class TensorReader:
             if type(owner) is Pers:
                 raise PickleInvalid("a state is given to a storage", offset=offset)
         for pers in walked.persistent:
-            self.view(pers)
+            self.told(pers)
         for call in walked.calls:
-            self.tensor(call)
+            if call.told is UNTOLD:
+                self.tensor(call)
             if call.op != REDUCE and call.args != () and global_name(call.fn) in _MADE_EMPTY:
                 raise PickleInvalid("a container made anew, with arguments", offset=call.end)
 
@@ -235,6 +248,9 @@ class TensorReader:
         if type(node) is not Obj:
             return None
         if node.told is UNTOLD:
+            if type(node.fn) is Global and node.fn.full not in BUILDERS and not self._depth:
+                node.told = None
+                return None
             self._label = (key, path)
             node.told = self.build(node)
             self._label = ("", ())
@@ -301,12 +317,17 @@ class TensorReader:
         requires_grad: bool = False,
     ) -> Tensor:
         """A strided tensor from (storage, offset, size, stride, …), its bounds checked."""
-        view = self.view(args[0])
-        if type(view) is not View:
-            raise PickleInvalid("a tensor without a storage", offset=node.end)
-        storage = view.storage
+        offset = args[1]
+        storage = self.told(args[0]) if type(args[0]) is Pers else None
+        if type(storage) is not Storage:
+            view = self.view(args[0])
+            if type(view) is not View:
+                raise PickleInvalid("a tensor without a storage", offset=node.end)
+            storage = view.storage
+            offset = whole(offset, "the offset of a tensor", node) + view.offset
+        elif type(offset) is not int or not 0 <= offset < COUNTED:
+            whole(offset, "the offset of a tensor", node)
         dtype = dtype or (_BYTES if storage.dtype is UNTYPED else storage.dtype)
-        offset = whole(args[1], "the offset of a tensor", node) + view.offset
         shape = self.sizes(args[2], "size", node)
         stride = self.sizes(args[3], "stride", node)
         if len(shape) != len(stride):
@@ -328,7 +349,7 @@ class TensorReader:
             for item in node.items:
                 if type(item) is not int or not 0 <= item < COUNTED:
                     whole(item, f"the {what} of a tensor", owner)
-            return tuple(node.items)
+            return node.items
         if type(node) is Obj and global_name(node.fn) == "torch.Size":
             inner = items_of(node.args)
             node = inner[0] if inner and len(inner) == 1 else None

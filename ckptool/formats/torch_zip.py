@@ -5,7 +5,7 @@ Knows: record names and what they promise. Must not know: verbs, how a zip is la
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptool.checkpoint import Checkpoint, DType, Global, Note, Piece
 from ckptool.commands import convert_command
@@ -19,13 +19,17 @@ from ckptool.errors import (
 )
 from ckptool.formats.assemble import assemble, walk_checked
 from ckptool.formats.judge import Judge
-from ckptool.formats.torch_pickle import Located, TensorReader
+from ckptool.formats.torch_pickle import Located, Resolver, TensorReader
 from ckptool.limits import DEFAULT, Limits
 from ckptool.pickles.nodes import Walked
 from ckptool.places import Source
+from ckptool.reads import at_once
 from ckptool.spans import Span
 from ckptool.ziplayout import REPACK
 from ckptool.zips import Directory, Entry, read_directory, read_entry
+
+if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
 
 NAME = "torch-zip"
 TITLE = "PyTorch zip"
@@ -43,8 +47,9 @@ class Archive(NamedTuple):
     def find(self, name: str) -> Entry | None:
         """A record by its name in the top folder; torch's own lookup ignores case."""
         records = self.directory.records
-        if name in records:
-            return records[name]
+        found = records.find(name)
+        if found is not None:
+            return found
         lower = name.lower()
         return next((entry for key, entry in records.items() if key.lower() == lower), None)
 
@@ -53,6 +58,10 @@ class Archive(NamedTuple):
         entry = self.find(name)
         if entry is None:
             raise NotACheckpoint(f"a zip without {name}: not a checkpoint", path=self.source.name)
+        return self.read_entry(entry)
+
+    def read_entry(self, entry: Entry) -> bytes:
+        """The bytes of one of its small records."""
         return read_entry(self.source, entry, self.limits)
 
     def located(self, name: str, encoding: str, size_bytes: int, what: str) -> Located:
@@ -85,35 +94,59 @@ def open_archive(source: Source, limits: Limits) -> Archive:
 
 
 def read(
-    source: Source, limits: Limits = DEFAULT, archive: Archive | None = None, *, keep: bool = True
+    source: Source,
+    limits: Limits = DEFAULT,
+    archive: Archive | None = None,
+    *,
+    keep: bool = True,
+    alike: Alike | None = None,
 ) -> Checkpoint:
-    """Read directory and data.pkl, no storage. `keep` as for `assemble`."""
-    archive = archive or open_archive(source, limits)
-    walked, reader, encoding = pickled(archive, limits)
+    """Read directory and data.pkl, no storage. `keep` as for `assemble`. `alike` knows files that were
+    read before: what is told of one of them has a handle that no rewrite can use.
+    """
+    archive = archive or open_archive(at_once(source), limits)
+    data, resolve, encoding = _pickle(archive)
+    traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
+    if alike is not None and (archive.directory.links or not alike.takes(data)):
+        alike = None
+    told = alike.tell(source, data, resolve, limits, traits) if alike is not None else None
+    if told is not None:
+        return told
+    walked, reader = walk_checked(data, 0, limits, "data.pkl"), TensorReader(resolve, limits)
+    archive = Archive(source, archive.directory, limits)  # for later: the file itself
     notes: tuple[Note, ...] = ()
     left = len(walked.data) - walked.end
     if left:
         text = f"{left:,} bytes after the end of data.pkl; no loader reads them"
         notes += (Note("bytes-after-stop", text),)
-    traits = frozenset(("big-endian",)) if encoding == "swapped" else frozenset()
     found = assemble(
         source, NAME, walked, reader, limits, container=archive, notes=notes, traits=traits,
-        keep=keep,
+        keep=keep or alike is not None,
     )  # fmt: skip
+    if alike is not None:
+        alike.note(data, found, limits)
     return _with_older(found, archive) if archive.directory.links else found
 
 
 def pickled(archive: Archive, limits: Limits) -> tuple[Walked, TensorReader, str]:
     """data.pkl, walked; who reads its tensors; how storages are encoded that are not deflated."""
+    data, resolve, encoding = _pickle(archive)
+    return walk_checked(data, 0, limits, "data.pkl"), TensorReader(resolve, limits), encoding
+
+
+def _pickle(archive: Archive) -> tuple[bytes, Resolver, str]:
+    """The bytes of data.pkl; where its storages lie, and how those that are not deflated are
+    encoded.
+    """
     _check_version(archive)
     encoding = "swapped" if _is_big_endian(archive) else "stored"
-    walked = walk_checked(archive.read("data.pkl"), 0, limits, "data.pkl")
+    data = archive.read("data.pkl")
 
     def resolve(key: str, dtype: DType, count: int) -> Located:
         size = count * dtype.size_bytes
         return archive.located(f"data/{key}", encoding, size, f"storage '{key}'")
 
-    return walked, TensorReader(resolve, limits), encoding
+    return data, resolve, encoding
 
 
 def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
@@ -122,7 +155,7 @@ def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
     rows: list[Global] = []
     for number, entry in enumerate(archive.directory.older, 1):
         member = f"data.pkl before edit {number}"
-        data = read_entry(archive.source, entry, archive.limits)
+        data = archive.read_entry(entry)
         judged = Judge(walk_checked(data, 0, archive.limits, member), member).run()
         rows += [row for row in judged if (row.name, row.verdict) not in known]
         known.update((row.name, row.verdict) for row in judged)
@@ -137,9 +170,10 @@ def _with_older(found: Checkpoint, archive: Archive) -> Checkpoint:
 
 
 def _is_big_endian(archive: Archive) -> bool:
-    if archive.find("byteorder") is None:
+    entry = archive.find("byteorder")
+    if entry is None:
         return False
-    order = archive.read("byteorder")
+    order = archive.read_entry(entry)
     if order not in (b"little", b"big"):
         raise HeaderInvalid(f"the byteorder record says {order[:20]!r}, neither little nor big")
     return order == b"big"
@@ -147,12 +181,12 @@ def _is_big_endian(archive: Archive) -> bool:
 
 def _check_version(archive: Archive) -> None:
     """Torch reads `version` or `.data/version`, 1 to 10 (caffe2/serialize/versions.h)."""
-    name = "version" if archive.find("version") else ".data/version"
-    if archive.find(name) is None:
+    entry = archive.find("version") or archive.find(".data/version")
+    if entry is None:
         raise HeaderInvalid(
             "no version record: torch cannot read this archive", path=archive.source.name
         )
-    text = archive.read(name)[:20].strip()
+    text = archive.read_entry(entry)[:20].strip()
     if not text.isdigit() or not 1 <= int(text) <= 10:
         raise HeaderInvalid(
             f"archive version {text!r} does not exist (1 to 10 do)", path=archive.source.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ckptool.checkpoint import DTYPE_ALIASES
@@ -226,11 +227,14 @@ CLASS_ARGUMENT = {
 
 def mapped(node: GlobalNode, protocol: int) -> tuple[str, str]:
     """(module, name) as a Python 3 loader looks it up: protocols below 3 are mapped first."""
-    if protocol >= 3:
-        return node.module, node.name
+    return (node.module, node.name) if protocol >= 3 else _of_python_3(node.module, node.name)
+
+
+@lru_cache(1024)  # the same few in file after file
+def _of_python_3(module: str, name: str) -> tuple[str, str]:
     from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 
-    module, name = NAME_MAPPING.get((node.module, node.name), (node.module, node.name))
+    module, name = NAME_MAPPING.get((module, name), (module, name))
     return IMPORT_MAPPING.get(module, module), name
 
 

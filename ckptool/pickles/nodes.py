@@ -18,6 +18,7 @@ REDUCE, NEWOBJ, NEWOBJ_EX, INST, OBJ, FROZENSET = 0x52, 0x81, 0x92, 0x69, 0x6F, 
 PAIR_OPS = frozenset((0x75, 0x73, 0x64))  # SETITEMS SETITEM DICT: items are key, value, key …
 UNTOLD = object()
 _SHORT, _LONG = Struct("<3I"), Struct("<3Q")  # where a call stands
+_PACKS = [Struct(f"={count + 1}I").pack for count in range(8)]  # where a short tuple's items do
 TEXT_OPS = frozenset((0x55, 0x54, 0x53))  # SHORT_BINSTRING BINSTRING STRING: a Python 2 str
 
 
@@ -46,6 +47,10 @@ class Tup:
 
     def __init__(self, items: Iterable[Any], starts: Iterable[int], end: int) -> None:
         self.items = tuple(items)
+        count = len(self.items)
+        if count < len(_PACKS) and not end >> 32:  # starts are smaller
+            self._where = _PACKS[count](*starts, end)
+            return
         try:
             self._where = array("I", (*starts, end)).tobytes()
         except OverflowError:

@@ -126,6 +126,17 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                     memo, memo_start, free = seen.slots()
                 on_put(pos)
                 pos += 5
+            elif c == 0x71:  # BINPUT
+                i = b[pos + 1]
+                if i == free:
+                    memo.append(st[-1])
+                    memo_start.append(ss[-1])
+                    free += 1
+                else:
+                    seen.put(i, st[-1], ss[-1])
+                    memo, memo_start, free = seen.slots()
+                on_put(pos)
+                pos += 2
             elif c == 0x4B:  # BININT1
                 st.append(b[pos + 1])
                 ss.append(pos)
@@ -187,17 +198,6 @@ def _run(seen: Walked, limits: Limits) -> None:  # noqa: C901 - one loop is the 
                 st.append(_UINT2(b, pos + 1)[0])
                 ss.append(pos)
                 pos += 3
-            elif c == 0x71:  # BINPUT
-                i = b[pos + 1]
-                if i == free:
-                    memo.append(st[-1])
-                    memo_start.append(ss[-1])
-                    free += 1
-                else:
-                    seen.put(i, st[-1], ss[-1])
-                    memo, memo_start, free = seen.slots()
-                on_put(pos)
-                pos += 2
             elif c == 0x85:  # TUPLE1
                 st[-1] = Tup((st[-1],), (ss[-1],), pos)
                 pos += 1

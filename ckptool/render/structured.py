@@ -82,10 +82,15 @@ def _dumps(value: Any) -> str:
     JSON has no NaN or Infinity: such numbers become strings.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text = _encode(value)
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False)
+    if text.isascii() and "\x7f" not in text:  # nearly always
+        return text
     return UNSAFE_IN_JSON.sub(_json_escape, text)
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _json_escape(match: re.Match[str]) -> str:

@@ -23,6 +23,7 @@ from ckptool.verbs.report import Inspection, headline
 from ckptool.verbs.tables import choose_table
 
 if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
     from ckptool.verbs.fitting import Asked, Fit
     from ckptool.verbs.stats import Measurement
     from ckptool.verbs.stats_plan import Wish
@@ -48,11 +49,15 @@ def inspect_place(
     limits: Limits = DEFAULT,
     asked: Asked | None = None,
     wish: Wish | None = None,
+    alike: Alike | None = None,
 ) -> Inspection:
     """Open, read and describe one file; `asked` is a model it is to fit, `wish` what to tell of the
-    numbers of the tensors shown. Raises CkptError, naming the file.
+    numbers of the tensors shown, `alike` what the files before it were. Raises CkptError, naming
+    the file.
     """
-    with paused(), opened(place, limits, keep=False) as found:
+    if asked is not None or wish is not None:  # they may ask the pickle itself
+        alike = None
+    with paused(), opened(place, limits, keep=False, alike=alike) as found:
         seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
     if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs neither pickle nor records
         return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
@@ -60,12 +65,15 @@ def inspect_place(
 
 
 def summarise_place(
-    place: PlaceLike, at: str | None = None, limits: Limits = DEFAULT
+    place: PlaceLike,
+    at: str | None = None,
+    limits: Limits = DEFAULT,
+    alike: Alike | None = None,
 ) -> dict[str, Any]:
-    """What a file is in a line (`report.headline`), without what there is to say of its tensors.
-    Raises CkptError, naming the file.
+    """What a file is in a line (`report.headline`), without what there is to say of its tensors;
+    `alike` is what the files before it were. Raises CkptError, naming the file.
     """
-    with paused(), opened(place, limits, keep=False) as found:
+    with paused(), opened(place, limits, keep=False, alike=alike) as found:
         return headline(found.checkpoint, choose_table(found.checkpoint, at))
 
 

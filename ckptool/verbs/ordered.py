@@ -3,7 +3,7 @@
 Knows: threads, and when they help. Must not know: what is done.
 Python runs one thread at a time, and threads that all compute take half as long again. So the
 first things are done one by one, and the others start when most of the time is spent waiting for
-a disk or a network.
+a disk or a network. That is asked again and again: a disk that was waited for has it all at hand.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ HANDS = 16
 """Threads that wait at one time: for a network, not for processors."""
 _LOT = 4  # things a thread takes at once
 _AHEAD = 2  # lots that wait for each thread, so that memory stays bounded
+_STINT = 256  # things done by threads before it is asked again; twice as many each time
 _TRIAL = 0.05  # seconds to look at before it is decided
 _LARGE = 0.01  # seconds for one thing: bytes are read and summed, which lets other threads run
 
@@ -39,10 +40,13 @@ def in_order(
     """
     source = iter(items)
     watch = _Watch(hands, cores)
+    stint = _STINT
     for item in source:
         yield watch.timed(function, item)
         if (count := watch.wanted()) > 1:
-            yield from _at_once(function, source, count)
+            yield from _at_once(function, islice(source, stint), count)
+            watch.begin()
+            stint *= 2
 
 
 class _Watch:
@@ -51,6 +55,10 @@ class _Watch:
     def __init__(self, hands: int, cores: int) -> None:
         self._hands = hands
         self._cores = cores
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was seen."""
         self._wall = self._computed = 0.0
         self._count = 0
         self._slept = _sleeps()

@@ -21,6 +21,7 @@ from ckptool.places import Folder, PlaceLike, Source, is_url
 from ckptool.verbs.opening import is_folder, open_folder, open_place, settle_after
 
 if TYPE_CHECKING:
+    from ckptool.formats.alike import Alike
     from ckptool.formats.folders import Held
 
 _INDEX = ".index.json"
@@ -48,10 +49,11 @@ def let_go(checkpoint: Checkpoint) -> None:
 @contextmanager
 def opened(
     place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, patient: bool = False,
-    keep: bool = True,
+    keep: bool = True, alike: Alike | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
-    """Read what `place` is; closed at the end. `strict` and `patient` as for `open_place`, `keep` as
-    for `formats.read`. Raises CkptError, naming the file; Doubted for one that is `patient` and lies.
+    """Read what `place` is; closed at the end. `strict` and `patient` as for `open_place`, `keep` and
+    `alike` as for `formats.read`. Raises CkptError, naming the file; Doubted for one that is
+    `patient` and lies.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
@@ -68,16 +70,18 @@ def opened(
     with source:
         notes += (*_of_a_folder(path), *said)
         try:
-            yield _read(source, limits, notes, keep)  # nothing here keeps what the caller lets go
+            yield _read(source, limits, notes, keep, alike)  # the caller lets it go: not kept here
         except CkptError as error:
             settle_after(source, error)
             raise
         source.settle()
 
 
-def _read(source: Source, limits: Limits, notes: tuple[Note, ...], keep: bool) -> Opened:
+def _read(
+    source: Source, limits: Limits, notes: tuple[Note, ...], keep: bool, alike: Alike | None
+) -> Opened:
     try:
-        checkpoint = read(source, limits, keep=keep)
+        checkpoint = read(source, limits, keep=keep, alike=alike)
     except CkptError as error:
         if source.name.endswith(".distcp"):
             error.hint = "it is a part of a DCP folder: give the folder"
