@@ -27,6 +27,7 @@ _KEPT = 8  # pickles
 _PICKLE_BYTES = 1 << 18
 _FOUND_BYTES = 1 << 20  # about, of what was found in one
 _MET = 16  # pickles that were met once, of which nothing is kept yet
+_PATIENCE, _SELDOM = 64, 7  # after so many files of which none was known, each 7th is looked at
 _ABOUT = 300  # bytes of a Tensor, with its numbers
 
 
@@ -66,6 +67,7 @@ class Alike:
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()
         self._met: deque[int] = deque(maxlen=_MET)
+        self._missed = 0
         self._lock = allocate_lock()
 
     def takes(self, data: bytes) -> bool:
@@ -89,12 +91,16 @@ class Alike:
                     extras = known.loose.told(data, extras)
         except CkptError:
             return None
+        self._missed = 0
         return _told(known, source, storages, extras, traits)
 
     def note(self, data: bytes, found: Checkpoint, limits: Limits) -> None:
         """Remember what the whole way made of `data`, from the second time on. Its handle has all
         nodes, and nobody is to read them then.
         """
+        self._missed += 1
+        if self._missed > _PATIENCE and self._missed % _SELDOM:
+            return
         loose = loose_numbers(found.handle.walked, found.extras)
         parts = loose.parts_between(data)
         with self._lock:

@@ -252,6 +252,19 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert max(len(one.tensors) for one in known._known) == 1
 
 
+def test_where_no_files_are_alike_few_are_looked_at_and_alike_ones_still_found(walks, monkeypatch):
+    looked, known = [], Alike()
+    real = alike.loose_numbers
+    monkeypatch.setattr(alike, "loose_numbers", lambda *args: looked.append(0) or real(*args))
+    for number in range(204):
+        said(BytesSource(archive(pickled(dictionary((f"w{number}", tensor())))), "x.pth"), known)
+    assert len(looked) == 64 + 20
+    walks.clear()
+    for _ in range(40):
+        said(BytesSource(two(), "x.pth"), known)
+    assert 2 <= len(walks) <= 14
+
+
 def test_lines_of_many_files_are_those_of_each_alone(tmp_path, capsys, walks):
     """Three nets in turn, of which all files have other numbers; one is cut, one says an epoch."""
     for number in range(12):
