@@ -163,7 +163,7 @@ class Tensor:
 class Table(NamedTuple):
     """One state_dict found in the file. `kind` is state_dict or module (walked from a whole
     pickled model). `others` are its entries that are not tensors: (key, kind of value); where
-    there are any, `order` has all keys as they stand.
+    there are any, `order` has all keys as they stand. `also` are further places of the same object.
     """
 
     path: Path
@@ -174,6 +174,12 @@ class Table(NamedTuple):
     duplicate_keys: tuple[str, ...] = ()
     others: tuple[tuple[str, str], ...] = ()
     order: tuple[str, ...] = ()
+    also: tuple[Path, ...] = ()
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Everywhere it stands."""
+        return (self.path, *self.also)
 
 
 class Extra(NamedTuple):

@@ -120,7 +120,7 @@ def _chosen(a: Side, b: Side, wish: Wish) -> list[tuple[int, int]]:
 
 def _at(side: Side, at: str) -> int | None:
     wanted = "" if at == "." else at
-    named = [i for i, t in enumerate(side.tables) if dotted(t.path) == wanted]
+    named = [i for i, t in enumerate(side.tables) for place in t.places if dotted(place) == wanted]
     if len(named) > 1:
         text = f"there are {len(named)} state_dicts at '{at}': their places read alike"
         raise UsageError(text, path=side.name)

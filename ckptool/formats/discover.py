@@ -30,6 +30,7 @@ from ckptool.formats.dicts import (
 )
 from ckptool.formats.judge import embedded_class
 from ckptool.formats.measures import global_name, named
+from ckptool.formats.ranking import RANK, ranked
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Box, Obj, Pers, Tup, elements, held_count, items_of, text_of
@@ -37,9 +38,6 @@ from ckptool.pickles.nodes import Box, Obj, Pers, Tup, elements, held_count, ite
 _SKIP = re.compile(
     r"optim|sched|scaler|(^|_)rng|loss|criterion|callback|loops|args|cfg|config|hyper|meta$|history|(^|_)amp(_|$)"
 )
-_RANK = ("state_dict", "model", "model_state_dict", "net", "network", "module", "params_ema",
-         "params", "model_state", "weights", "generator", "G", "netG", "netG_A", "teacher", "student",
-         "ema", "ema_model", "model_ema", "state_dict_ema", "ema_state_dict")  # fmt: skip
 _NODES = frozenset((Box, Obj, Tup, Pers))
 _SHARED = 10_000  # further names of submodules: they could multiply without end
 
@@ -78,6 +76,7 @@ class Discoverer:
         self._counts: dict[int, int] = {}
         self._leaves: dict[int, Table] = {}  # tables of tensors and plain values alone
         self._owned: set[int] = set()  # what is a table
+        self._also: dict[int, list[Path]] = {}  # further places of it
         self._place_bytes = 0
         self.placed: dict[tuple[Path, int], Tensor] = {}
         self.module_attributes: Callable[[Obj], dict[str, Any] | None] = module_parts
@@ -88,8 +87,7 @@ class Discoverer:
         while stack:
             node, path, wanted = stack.pop()
             if type(node) not in _NODES or id(node) in self.seen:
-                if type(node) is Obj:
-                    self._again(node, path, wanted)
+                self._again(node, path, wanted)
                 continue
             self.seen.add(id(node))
             if len(path) > self.limits.nesting:
@@ -141,13 +139,15 @@ class Discoverer:
         placed = self.placed.pop((path, node_id), None)
         return placed or named(tensor, str(path[-1]) if path else "", path)
 
-    def _again(self, node: Obj, path: Path, wanted: bool) -> None:
-        """A tensor object met a second time is a second name of it; a module met first inside
-        another is a table of its own.
+    def _again(self, node: Any, path: Path, wanted: bool) -> None:
+        """A tensor object met a second time is a second name of it, a table one more place of it;
+        a module met first inside another is a table of its own.
         """
-        if self.reader.tensor(node) is not None:
+        if type(node) is Obj and self.reader.tensor(node) is not None:
             self._tensor(node, path)
-        elif wanted and self._is_module(node) and id(node) not in self._owned:
+        elif wanted and id(node) in self._owned:
+            self._also.setdefault(id(node), []).append(path)
+        elif wanted and self._is_module(node):
             self._table(node, None, path)
 
     def _array(self, node: Any) -> Tensor | None:
@@ -205,7 +205,7 @@ class Discoverer:
             self.seen.add(id(state))
             self._weigh(path, len(rows))
             self._note_repeated(rows, path)
-            inside = wanted and not self._is_module(node)
+            inside = wanted and not (self._is_module(node) or is_optimizer(rows))
             for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
                 name = str(part)
                 if name != "_metadata":  # layer versions by the thousand, no tensors
@@ -272,7 +272,7 @@ class Discoverer:
             if type(value) not in (Box, Obj) or _SKIP.search(name) or name.endswith("_extra_state"):
                 continue
             inside = self._tensors_in(value)
-            if self._is_module(value) or inside > count or (inside and plain and name in _RANK):
+            if self._is_module(value) or inside > count or (inside and plain and name in RANK):
                 return True
         return False
 
@@ -360,11 +360,11 @@ class Discoverer:
     # -- which one is shown ------------------------------------------------------------------
     def _rank(self) -> None:
         found = self.found
-        nested = {table.path for table in found.tables if table.kind == "module"}
-        keep = [t for t in found.tables if t.kind == "module" or not _under(t.path, nested)]
-        keep = [t for t in keep if t.kind != "module" or not _under(t.path, nested)]
-        found.tables[:] = keep
-        best = min(range(len(keep)), key=lambda i: _rank_of(keep[i]), default=None)
+        found.tables[:], best = ranked(found.tables)
+        for at, table in enumerate(found.tables):
+            also = self._also.get(id(found.owners[table.path]))
+            if also:
+                found.tables[at] = table._replace(also=tuple(also))
         if best is None and found.tensors:
             members = [t for t in found.tensors if t.kind != "storage"]
             rows = tuple(named(t, ".".join(map(str, t.path)), t.path) for t in members)
@@ -376,19 +376,6 @@ class Discoverer:
 def _foreign(key: str, path: Path) -> Tensor:
     """An entry of a module's state_dict that nothing here can make."""
     return Tensor(key, None, None, None, 0, None, None, "foreign", (*path, key))
-
-
-def _under(path: Path, roots: set[Path]) -> bool:
-    return any(path[:i] in roots for i in range(len(path)))
-
-
-def _rank_of(table: Table) -> tuple[int, int, int]:
-    depth = len(table.path)
-    name = str(table.path[0]) if table.path else ""
-    place = _RANK.index(name) if name in _RANK else len(_RANK)
-    if "ema" in name.lower() and name not in _RANK:
-        place += 1
-    return (-1 if depth == 0 else place, -len(table.tensors), depth)
 
 
 def _is_state_dict(tensor_count: int, count: int, container_count: int, named_count: int) -> bool:

@@ -304,11 +304,17 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
     told: dict[int, Extra] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
+    also = {path: table.path for table in tables for path in table.also}
     for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
         path: Path = (part,)
         if path not in held:
             one = told.get(id(value))  # a large one may stand under thousands of names
             if one is None:
                 one = told[id(value)] = describer.extra(value, path)
-            found.append(Extra(path, one.type, one.value, one.text))
+            text = (
+                f"the same object as '{'.'.join(map(str, also[path]))}'"
+                if path in also
+                else one.text
+            )
+            found.append(Extra(path, one.type, one.value, text))
     return tuple(found)

@@ -58,8 +58,14 @@ def _encoded(args: Sequence[Any]) -> bool:
     return _texts(args) and (codec or "").lower().replace("_", "-") in _CODECS
 
 
+# What a GradScaler fills its dict with: makes a dict of two constants
+_FRESH = frozenset(
+    f"torch.{where}.grad_scaler._refresh_per_optimizer_state" for where in ("amp", "cuda.amp")
+)
+
+
 def _factory(args: Sequence[Any]) -> bool:
-    """defaultdict(list, …): the factory is a plain container type."""
+    """defaultdict(list, …): the factory is a plain container type, or makes a plain container."""
     names = ("dict", "list", "set", "int", "float", "str", "tuple", "bool", "OrderedDict")
     first = args[0] if args else None
     if first is None:
@@ -67,7 +73,8 @@ def _factory(args: Sequence[Any]) -> bool:
     if type(first) is not GlobalNode:
         return False
     module, name = mapped(first, 2)
-    return name in names and module in ("builtins", "collections") and _plain(args[1:])
+    plain = name in names and module in ("builtins", "collections")
+    return (plain or first.full in _FRESH) and _plain(args[1:])
 
 
 def _array_parts(args: Sequence[Any]) -> bool:
@@ -162,7 +169,7 @@ DOTTED = frozenset(
 REFERENCES = frozenset((
     "typing.Any", "collections.OrderedDict", "collections.defaultdict", "torch.Tensor", "torch.Size",
     "torch.device", "torch.nn.parameter.Parameter", "numpy.ndarray", "numpy.dtype",
-    "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "argparse.Namespace",
+    "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "argparse.Namespace", *_FRESH,
     *(f"builtins.{name}" for name in ("bool", "bytes", "bytearray", "complex", "dict", "float",
       "frozenset", "int", "long", "list", "object", "set", "str", "tuple", "unicode", "range", "slice", "Ellipsis", "NotImplemented")),
     *(f"torch.{name}" for name in DTYPE_ALIASES),

@@ -323,7 +323,8 @@ def _planned_outputs(
 
 def _kept(checkpoint: Checkpoint, left: tuple[str, ...], changes: Changes) -> tuple[str, ...]:
     gone = {*left, *changes.entries, *(key for path, key in changes.drops if not path)}
-    names = (str(extra.path[0]) for extra in checkpoint.extras)
+    again = {place for table in checkpoint.tables for place in table.also}
+    names = (str(extra.path[0]) for extra in checkpoint.extras if extra.path not in again)
     return tuple(name for name in names if name not in gone)
 
 

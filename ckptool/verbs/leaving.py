@@ -40,7 +40,7 @@ def left_entries(checkpoint: Checkpoint, changes: Changes, target: str) -> tuple
         if other.path[: len(table.path)] != table.path:
             names[path_name(other.path)] = None
     for extra in checkpoint.extras:
-        if extra.path != table.path and path_name(extra.path) not in nested:
+        if extra.path not in table.places and path_name(extra.path) not in nested:
             names[path_name(extra.path)] = None
     if target in ONE_TABLE:
         inside = [path_name((*table.path, key)) for key, _ in table.others]

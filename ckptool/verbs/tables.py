@@ -24,7 +24,7 @@ def table_at(checkpoint: Checkpoint, at: str) -> Table:
     several read alike: a number and its text as keys, a key with a dot.
     """
     wanted = "" if at == "." else at
-    named = [table for table in checkpoint.tables if path_name(table.path) == wanted]
+    named = [t for t in checkpoint.tables for place in t.places if path_name(place) == wanted]
     if len(named) > 1:
         raise UsageError(
             f"there are {len(named)} state_dicts at '{at}': their places read alike",

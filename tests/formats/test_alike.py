@@ -49,7 +49,7 @@ def said(source, known=None):
     """All that is read of a file but the handle, or all that is said against it."""
     with source:
         try:
-            return read(source, DEFAULT, known)._replace(handle=None)
+            return read(source, DEFAULT, alike=known)._replace(handle=None)
         except CkptError as error:
             return type(error), str(error), error.where(), error.hint, error.key, error.path
 
@@ -236,7 +236,7 @@ def test_other_limits_are_not_passed_over():
     for number in range(3):
         said(BytesSource(two(), f"{number}.pth"), known)
     with pytest.raises(CkptError, match="opcodes"):
-        read(BytesSource(two(), "x.pth"), tight, known)
+        read(BytesSource(two(), "x.pth"), tight, alike=known)
 
 
 def test_what_is_kept_is_bounded(monkeypatch):

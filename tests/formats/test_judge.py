@@ -545,6 +545,7 @@ KNOWN = {
     "attention": nn.TransformerEncoderLayer(4, 2, 8),
     "lstm": nn.LSTM(2, 3),
     "optimizer": torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9),
+    "scaler": torch.amp.GradScaler("cpu"),
     "adam": torch.optim.Adam([nn.Parameter(torch.ones(2))]),
     "parameter": nn.Parameter(torch.ones(2)),
     "sparse": torch.eye(2).to_sparse(),
