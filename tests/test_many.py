@@ -373,8 +373,8 @@ def test_a_name_that_could_run_code_is_found_behind_a_thousand_others(tree, caps
     real = inspect.opened
 
     @contextlib.contextmanager
-    def many_names(place, limits):
-        with real(place, limits) as found:
+    def many_names(place, limits, **options):
+        with real(place, limits, **options) as found:
             names = [Global(f"a.b{i}", "known", i, "data.pkl", "") for i in range(1500)]
             rows = (*names, Global("os.system", "code", 9, "data.pkl", ""))
             yield found._replace(checkpoint=found.checkpoint._replace(globals=rows))
