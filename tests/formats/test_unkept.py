@@ -38,7 +38,8 @@ def test_what_is_said_of_a_fixture(path):
 
 HOSTILE = [
     label for label, case in CORPUS.items()
-    if case.file == "net.pth" and case.seconds <= 1 and "epoch" not in label
+    if case.file == "net.pth" and case.seconds <= 1 and not label.startswith("file/")
+    and "epoch" not in label
 ]  # fmt: skip
 
 
