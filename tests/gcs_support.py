@@ -25,10 +25,13 @@ _DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 @dataclass
 class Cloud:
-    """`buckets` are objects by key, `uploads` parts by number of those under way."""
+    """`buckets` are objects by key, `uploads` parts by number of those under way, `marks` the metadata
+    of objects by (id of its bucket, key), of uploads by their name.
+    """
 
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    marks: dict[object, dict[str, str]] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     numbers: count = field(default_factory=count)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,7 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._fail(416, "InvalidRange")
             data, status = data[start : int(wanted[2]) + 1], 206
             headers["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{size}"
-        return self._answer(status, data, {"ETag": _tag(objects[key]), **headers})
+        marks = cloud.marks.get((id(objects), key), {})
+        return self._answer(status, data, {"ETag": _tag(objects[key]), **marks, **headers})
 
     _head = _get
 
@@ -106,13 +110,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.headers.get("x-goog-if-generation-match") == "0" and key in objects:
             return self._fail(412, "PreconditionFailed")
         else:
-            objects[key] = body
+            objects[key], cloud.marks[id(objects), key] = body, self._marks()
         return self._answer(200, b"", {"ETag": _tag(body), "x-goog-generation": "1"})
 
     def _post(self, cloud, objects, key, asked, body):
         if "uploads" in asked:
             name = f"upload{next(cloud.numbers)}"
-            cloud.uploads[name] = {}
+            cloud.uploads[name], cloud.marks[name] = {}, self._marks()
             return self._answer(
                 200,
                 f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode(),
@@ -124,6 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         if any(len(parts[number]) < 5 << 20 for number in numbers[:-1]):
             return self._fail(400, "EntityTooSmall")
         objects[key] = b"".join(parts[number] for number in numbers)
+        cloud.marks[id(objects), key] = cloud.marks[asked["uploadId"]]
         tag = escape(_tag(objects[key]))
         text = f"<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>"
         return self._answer(200, text.encode(), {"x-goog-generation": "1"})
@@ -134,6 +139,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             objects.pop(key, None)
         return self._answer(204, b"")
+
+    def _marks(self):
+        """What the writer of an object wants to be kept with it."""
+        rows = self.headers.items()
+        return {name: text for name, text in rows if name.lower().startswith("x-goog-meta-")}
 
     def _fail(self, status, code):
         self._answer(status, f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode())

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +18,12 @@ from remote_support import refused_as_there
 from verbs_support import FIXTURES, cli
 
 import ckptool
-from ckptool import remote_sink
+from ckptool import remote_book, remote_sink, remote_tasks
 from ckptool.errors import CkptError
 
 obstore = pytest.importorskip("obstore")
 NET = FIXTURES / "dp_cuda.pth"
+KILLED = Path(__file__).with_name("engine_killed.py")
 NAMES = ["dp_cuda.pth", "legacy_cuda1.pth", "model.safetensors", "deflated.pth", "tar_01x.pth"]
 
 
@@ -146,6 +153,94 @@ def test_shards_under_a_prefix(bucket, big, tmp_path, capsys):
     assert ckptool.diff(f"{bucket.url}/x/m/", str(big)).same
     assert cli(capsys, "convert", f"{bucket.url}/x/m/", "-o", tmp_path / "one.safetensors")[0] == 0
     assert ckptool.diff(tmp_path / "one.safetensors", str(big)).same
+
+
+# -- one object a task -------------------------------------------------------------------------
+def local(big, tmp_path):
+    """What one process makes of it, on the disk."""
+    ckptool.convert(big, tmp_path / "plain", max_shard_size="9MB")
+    return {path.name: path.read_bytes() for path in (tmp_path / "plain").iterdir()}
+
+
+def there(bucket):
+    return {name.removeprefix("out/"): bucket.content(name) for name in bucket.names()}
+
+
+SHARDS = ("--max-shard-size", "9MB", "--jobs", "2")
+
+
+@pytest.mark.parametrize("size", ["9MB", "20MB"])
+def test_tasks_send_what_the_files_would_be(size, bucket, big, tmp_path, capsys):
+    """Shards of 8 MB go at once, those of 20 MB in parts: the mark is kept either way."""
+    args = ("convert", big, "-o", f"{bucket.url}/out/", "--max-shard-size", size, "--jobs", "2")
+    assert cli(capsys, *args)[0] == 0
+    ckptool.convert(big, tmp_path / "plain", max_shard_size=size)
+    assert there(bucket) == {p.name: p.read_bytes() for p in (tmp_path / "plain").iterdir()}
+    assert ckptool.verify(f"{bucket.url}/out/").exit_status == 0
+    refused_as_there(capsys, *args[1:])
+    assert cli(capsys, *args, "-f")[0] == 0
+
+
+def test_tasks_read_a_prefix_of_the_same_bucket(bucket, big, tmp_path, capsys):
+    args = ("convert", big, "--max-shard-size", "20MB", "-o", f"{bucket.url}/in/")
+    assert cli(capsys, *args)[0] == 0
+    args = ("convert", f"{bucket.url}/in/", "-o", f"{bucket.url}/out/", *SHARDS)
+    assert cli(capsys, *args)[0] == 0
+    found = {name: data for name, data in there(bucket).items() if not name.startswith("in/")}
+    assert found == local(big, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_a_broken_run_is_gone_on_with(how, bucket, big, tmp_path, monkeypatch, capsys):
+    args = ("convert", big, "-o", f"{bucket.url}/out/", *SHARDS)
+    if how == "killed":
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, KILLED, big, f"{bucket.url}/out/", "2", *SHARDS]
+        done = subprocess.run(command, env=env, capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    else:
+        with monkeypatch.context() as patch:
+            real, count = remote_tasks.write_whole, []
+
+            def fails(*words, **named):
+                count.append(1)
+                if len(count) == 3:
+                    raise OSError(5, "Input/output error")
+                return real(*words, **named)
+
+            patch.setattr(remote_tasks, "write_whole", fails)
+            assert cli(capsys, *args, "--resume")[0] == 2
+    left = {name for name in bucket.names() if name.startswith("out/")}
+    assert f"out/{remote_book.NAME}" in left
+    assert not any(name.endswith(".json") for name in left)
+    status, out, _ = cli(capsys, *args, "--json")
+    assert (status, json.loads(out)["error"]["slug"]) == (2, "output-busy")
+    sent, real = [], remote_tasks.write_whole
+
+    def counted(output, *words, **named):
+        sent.append(output.name)
+        return real(output, *words, **named)
+
+    monkeypatch.setattr(remote_tasks, "write_whole", counted)
+    assert cli(capsys, *args, "--resume")[0] == 0
+    wanted = local(big, tmp_path)
+    assert there(bucket) == wanted
+    assert 0 < len(sent) < len(wanted) - 1
+
+
+def test_an_interruption_removes_what_was_sent(bucket, big, monkeypatch):
+    real, count = remote_tasks.write_whole, []
+
+    def stopped(*words, **named):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return real(*words, **named)
+
+    monkeypatch.setattr(remote_tasks, "write_whole", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        ckptool.convert(big, f"{bucket.url}/out/", max_shard_size="9MB", jobs=2)
+    assert bucket.names() == []
 
 
 def test_what_is_not_there(bucket):
