@@ -27,6 +27,10 @@ _LOGINS = {
 _LOGINS["azure"] = _LOGINS["az"]
 
 
+_MACHINES = ("169.254.169.254", "metadata.google", "InstanceMetadata")
+"""Who is asked for a login where the environment has none; outside of a cloud anything answers."""
+
+
 class _Sign(NamedTuple):
     """`words`, any of which stands in obstore's text; what that means, and what to do."""
 
@@ -45,8 +49,8 @@ _SIGNS = (
           "check https:// against http://, the date of this machine, and SSL_CERT_FILE"),
     _Sign(("ConnectionRefused", "tcp connect error", "Network is unreachable"), "remote-unreachable",
           "nothing answers there", "check host and port, and the network"),
-    _Sign(("InstanceMetadata", "169.254.169.254", "metadata.google", "credential"), "remote-denied",
-          "no credentials were found", ""),
+    _Sign(("credential",), "remote-denied", "no credentials were found", ""),
+    _Sign(("MissingAccount",), "remote-denied", "no account is named", ""),
     _Sign(("redirect without LOCATION", "PermanentRedirect"), "remote-error",
           "the bucket is in another region", "set AWS_REGION to the region of the bucket"),
     _Sign(("object with invalid path",), "remote-error",
@@ -68,6 +72,8 @@ def explained(error: BaseException, place: Located) -> CkptError:
         return no_ranges(place)
     if "IncompleteBody" in text or "UnexpectedEof" in text:
         return short(place)
+    if any(name in text.partition("\n")[0] for name in _MACHINES):
+        return _no_login(place, "no credentials were found")
     status = _status(text)
     for sign in () if status and "LOCATION" not in text else _SIGNS:
         if any(word in text for word in sign.words):
@@ -83,10 +89,11 @@ def explained(error: BaseException, place: Located) -> CkptError:
 
 def denied(place: Located, said: str) -> CkptError:
     """No permission."""
-    return CkptError(
-        f"the server refuses it: {said}", path=place.name, hint=login_hint(place),
-        slug="remote-denied",
-    )  # fmt: skip
+    return _no_login(place, f"the server refuses it: {said}")
+
+
+def _no_login(place: Located, text: str) -> CkptError:
+    return CkptError(text, path=place.name, hint=login_hint(place), slug="remote-denied")
 
 
 def login_hint(place: Located) -> str:

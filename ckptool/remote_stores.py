@@ -59,7 +59,7 @@ class Store:
     def __init__(self, place: Located, *, reading: bool = True, mark: str = "") -> None:
         self.place = place
         self.mark = mark
-        self.obs = _obstore()
+        self.obs = _obstore(place)
         try:
             self.store = _made(place, reading)
         except Exception as error:
@@ -157,7 +157,7 @@ class Store:
 _first: list[int] = []  # the process in which obstore was first asked for
 
 
-def _obstore() -> Any:
+def _obstore(place: Located) -> Any:
     """Obstore. Its threads do not outlive a fork: whoever waits for them there waits for ever."""
     if os.getpid() not in (_first or [os.getpid()]):
         raise EngineError(
@@ -168,8 +168,8 @@ def _obstore() -> Any:
         import obstore
     except ImportError:
         raise CkptError(
-            "URLs need the package obstore, which is not installed", hint=_HINT,
-            slug="remote-missing",
+            "URLs need the package obstore, which is not installed", path=place.name,
+            hint=_HINT, slug="remote-missing",
         ) from None  # fmt: skip
     _first[:] = [os.getpid()]
     return obstore

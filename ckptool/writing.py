@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from ckptool.errors import CkptError, StorageSize
@@ -39,6 +40,7 @@ from ckptool.targets import lost, write_all
 __all__ = ["FileSink", "FolderSink", "check_different", "write"]
 
 _CHUNK = 16 << 20  # one kernel copy, and the step of the progress
+_TICK_SECONDS = 0.5  # and of a slow line
 _SMALL = 64 << 10  # below this, reading once costs less than a second thread
 _PAGE = 4096
 
@@ -80,7 +82,7 @@ def write(
 
     `check` compares copies with their recorded CRC; `verify(source)` sees each finished temp
     file (of an upload: what was sent) under the name of its target and may raise;
-    `progress(bytes so far)` is called about every 16 MiB and at the end. `opener` may be asked
+    `progress(bytes so far)` is called about every 16 MiB or half second, and at the end. `opener` may be asked
     for an address more than once; no more than `sources.OPEN` of what it gives are open at a time.
     Raises OutputError, InputChanged, CrcMismatch, StorageSize, Truncated; whatever is raised,
     no temp file is left and the targets are as they were, but for a failure between two
@@ -284,8 +286,8 @@ class _Run:
         self._recipes = recipes
         self._check = check
         self._progress = progress
-        self._done = 0
-        self._reported = 0
+        self._done = self._reported = 0
+        self._told = monotonic()
 
     def parts(self, parts: Sequence[Part], out: _Out, wanted: Iterable[int] = ()) -> dict[int, Sum]:
         """Run the parts in order. Gives the checksums that later parts need or that are `wanted`,
@@ -312,9 +314,12 @@ class _Run:
                 self._put(data, total, out)
         return sums
 
-    def report(self, *, end: bool = False) -> None:
-        if self._progress and (end or self._done - self._reported >= _CHUNK):
-            self._reported = self._done
+    def report(self, done: int = 0, *, end: bool = False) -> None:
+        self._done += done
+        now = monotonic()
+        due = self._done - self._reported >= _CHUNK or now - self._told >= _TICK_SECONDS
+        if self._progress and (end or due):
+            self._reported, self._told = self._done, now
             self._progress(self._done)
 
     def _sum_for(self, part: Part, needed: bool) -> Sum | None:
@@ -331,8 +336,7 @@ class _Run:
         if total:
             total.add(data)
         out.put(data)
-        self._done += len(data)
-        self.report()
+        self.report(len(data))
 
     def _copy(self, part: Copy, total: Sum | None, out: _Out) -> None:
         source, span = self.sources[part.source_id], part.span
@@ -346,9 +350,8 @@ class _Run:
                 self.checker.feed(source, chunk, total)
             done = out.copy(source, chunk) if kernel else 0
             rest = Span(chunk.offset + done, chunk.size - done)
+            self.report(done)
             self._carry(source, rest, None if kernel else total, out)
-            self._done += chunk.size
-            self.report()
 
     def _carry(self, source: Source, span: Span, total: Sum | None, out: _Out) -> None:
         """Read blocks and write them, each up to the end of a page of the output."""
@@ -361,6 +364,7 @@ class _Run:
             self.checker.take(block, size, total)
             out.write(block[:size])
             offset += size
+            self.report(size)
 
     def _make(self, part: Made, total: Sum | None, out: _Out) -> None:
         left = part.size

@@ -349,3 +349,25 @@ def test_the_command_in_a_process_of_its_own_ends(site):
     env = {"PYTHONPATH": os.pathsep.join(sys.path)}  # obstore may lie elsewhere
     done = run("inspect", site.url(NET.name), timeout=20, env=env)
     assert done.returncode == 0, done.stderr
+
+
+# -- who is let in -----------------------------------------------------------------------------
+@pytest.mark.parametrize(("scheme", "said", "text", "hint"), [
+    ("s3", "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - "
+     "Server returned non-2xx status code: 403 Forbidden: denied", "no credentials", "AWS_ACCESS_KEY_ID"),
+    ("gs", "Generic GCS error: Error performing token request: Error performing GET "
+     "http://metadata.google.internal/computeMetadata/v1/x - Server returned non-2xx status code: 404 Not Found",
+     "no credentials", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ("az", "Generic MicrosoftAzure error: Account must be specified\n\nDebug source:\nMissingAccount",
+     "no account", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ("s3", "Generic S3 error: status code: 500 x\n<html>169.254.169.254</html>", "answers 500", "later"),
+])  # fmt: skip
+def test_no_login_is_told_as_that(scheme, said, text, hint):
+    """Outside of a cloud anything may answer where a machine's login is asked for."""
+    from ckptool.remote_errors import explained
+    from ckptool.remote_urls import locate
+
+    found = explained(OSError(said), locate(f"{scheme}://bucket/net.pth"))
+    assert text in found.text
+    assert hint in found.hint
+    assert (found.slug == "remote-denied") == ("no " in text)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from azurite_support import ACCOUNT, KEY, ask, azurite, blobs, find_program
 from gcs_support import gcs
-from remote_support import refused_as_there
+from remote_support import refused_as_there, serving
 from verbs_support import FIXTURES, cli
 
 import ckptool
@@ -153,6 +153,25 @@ def test_shards_under_a_prefix(bucket, big, tmp_path, capsys):
     assert ckptool.diff(f"{bucket.url}/x/m/", str(big)).same
     assert cli(capsys, "convert", f"{bucket.url}/x/m/", "-o", tmp_path / "one.safetensors")[0] == 0
     assert ckptool.diff(tmp_path / "one.safetensors", str(big)).same
+
+
+def test_an_input_whose_header_lies_sends_nothing(bucket, big, tmp_path, capsys):
+    """Its headers are compared when they have passed: the parts are sent by then, and given up."""
+    data = bytearray(big.read_bytes())
+    at = data.index(b"big/data/3", len(data) // 3)  # in the local header
+    data[at + 9 : at + 10] = b"9"
+    (tmp_path / "big.pth").write_bytes(data)
+    with serving(files={"big.pth": tmp_path / "big.pth"}) as site:
+        for out in ("o.pth", "o/"):
+            url = f"{bucket.url}/{out}"
+            status, said, _ = cli(capsys, "convert", site.url("big.pth"), "-o", url, "--json")
+            error = json.loads(said)["error"]
+            assert (status, error["slug"]) == (2, "zip-ambiguous")
+            assert "no local header of that name" in error["text"]
+            with pytest.raises(CkptError):
+                ckptool.inspect(url)
+    if bucket.url.startswith("gs:"):
+        assert bucket.names() == []
 
 
 # -- one object a task -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from remote_support import serving
 from verbs_support import cli
 
 import ckptool
+from ckptool import writing
 from ckptool.places import BytesSource
 from ckptool.remote_ahead import PIECE
 from ckptool.remote_noted import Noted
@@ -209,3 +211,26 @@ def test_noted_spans_are_those_that_passed_whole():
     assert {at: bytes(found) for at, found in noted.found()} == {
         10: data[10:15], 50: data[50:60], 90: data[90:110], 199: data[199:],
     }  # fmt: skip
+
+
+def test_progress_is_told_on_a_slow_line(site, monkeypatch, tmp_path):
+    """Not only every 16 MiB: at 1 MB a second that is a quarter of a minute without a word."""
+    monkeypatch.setattr(writing, "_TICK_SECONDS", 0)
+    told = []
+    ckptool.convert(
+        site.url("net.pth"), tmp_path / "o.pth", add_module=True,
+        progress=lambda done, total: told.append(done),
+    )  # fmt: skip
+    assert told == sorted(told)
+    assert len(told) > COUNT
+    assert told[-1] == (tmp_path / "o.pth").stat().st_size
+
+
+def test_without_obstore_the_url_is_named(site, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    args = ("convert", "net.pth", "--to-cpu", "-o", "s3://bucket/o.pth")
+    Path("net.pth").write_bytes(site.files["net.pth"])
+    status, _, err = cli(capsys, *args)
+    assert status == 2
+    assert "s3://bucket/o.pth: URLs need the package obstore" in err
+    assert "pip install 'ckptool[remote]'" in err
