@@ -785,10 +785,12 @@ def test_files_of_other_kinds_are_no_news(folder):
         (["a.safetensors", "b.safetensors"], "not-a-checkpoint", "'a.safetensors', 'b.safetensors'"),
         (["a.pth", "README.md"], "not-a-checkpoint", "it holds 'a.pth'"),
         (["latest", "notes.txt"], "not-a-checkpoint", "no checkpoint in it"),
-        (["sub/x.pth"], "not-a-checkpoint", "no checkpoint in it"),
+        (["sub/x.txt"], "not-a-checkpoint", "no checkpoint in it"),
+        (["sub/x.pth"], "not-a-checkpoint", "it holds 'sub/'"),
+        (["step-10/.metadata", "s.bin", "step-9/x.bin.index.json", "z/a"], "not-a-checkpoint", "it holds 's.bin', 'step-10/', 'step-9/'"),
         ([], "not-a-checkpoint", "an empty folder"),
     ],
-    ids=range(14),
+    ids=range(16),
 )  # fmt: skip
 def test_folders_of_other_kinds(folder, files, slug, words):
     for file in files:

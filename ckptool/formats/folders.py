@@ -196,9 +196,16 @@ def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
             path=folder.path,
             hint="download the index too: it says which file holds which key",
         )
-    weights = [name for name in files if name.endswith(_WEIGHTS)]
-    if weights:
-        text = f"a folder without an index; it holds {some(weights)}"
-        return NotACheckpoint(text, path=folder.path, hint="give one of these files")
+    held = [name for name in files if name.endswith(_WEIGHTS)]
+    inner = [f"{name}/" for name in folder.folders() if _has_checkpoint(folder.names_below(name))]
+    if held or inner:
+        text = f"a folder without an index; it holds {some([*held, *inner])}"
+        hint = "give one of these" if inner else "give one of these files"
+        hint += "; ckptool inspect -r takes all" if len(held) + len(inner) > 1 else ""
+        return NotACheckpoint(text, path=folder.path, hint=hint)
     what = "a folder with no checkpoint in it" if files or folder.folders() else "an empty folder"
     return NotACheckpoint(what, path=folder.path, hint="check the path")
+
+
+def _has_checkpoint(files: Sequence[str]) -> bool:
+    return ".metadata" in files or any(name.endswith((*INDEXES, *_WEIGHTS)) for name in files)
