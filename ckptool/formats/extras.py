@@ -1,34 +1,62 @@
 """The values beside the weights, as one line for people and plain data for JSON.
 
 Knows: optimizers, schedulers, argparse and numpy scalars as nodes. Must not know: containers.
-Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled out.
+Bounded: of any value what `SHOWN` allows is spelled out, and '…' stands for the rest; `ALL` is
+for who wants the whole, and refuses what is more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Extra, Path, Table
+from ckptool.errors import LimitExceeded
 from ckptool.formats.arrays import numpy_dtype
 from ckptool.formats.dicts import dict_items, is_optimizer, key_parts, key_text
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import SETS, array_shape, device_text, global_name
 from ckptool.formats.torch_pickle import TensorReader
-from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
+from ckptool.pickles.nodes import (
+    PAIR_OPS,
+    Box,
+    Global,
+    Obj,
+    Pers,
+    Raw,
+    Tup,
+    elements,
+    items_of,
+    text_of,
+)
 
-_LEAVES, _DEPTH, _TEXT = 64, 4, 160
 _OPTIMIZERS = (("exp_avg_sq", "Adam-like"), ("momentum_buffer", "SGD-like"),
                ("square_avg", "RMSprop-like"), ("sum", "Adagrad-like"), ("exp_avg", "Lion-like"))  # fmt: skip
 _BIG = 1 << 64
 
 
+class Bounds(NamedTuple):
+    """How much of a value is spelled out: items of one list, levels, lists and objects in all.
+    Beyond them '…' stands, or the value is refused where it must be whole.
+    """
+
+    items: int
+    depth: int
+    leaves: int
+    whole: bool = False
+
+
+SHOWN = Bounds(64, 4, 64)
+ALL = Bounds(1_000_000, 100, 1_000_000, whole=True)
+
+
 class Describer:
     """Turns nodes into plain values; `reader` tells tensors from other objects."""
 
-    def __init__(self, reader: TensorReader) -> None:
+    def __init__(self, reader: TensorReader, bounds: Bounds = SHOWN) -> None:
         self.reader = reader
+        self.bounds = bounds
         self._sizes: dict[int, list[Any]] = {}  # lists that calls are given, which many may share
         self._known_states: dict[int, tuple[int, dict[str, int], dict[str, int]]] = {}
 
@@ -50,13 +78,12 @@ class Describer:
                 value,
                 f"{value['dtype']} tensor {value['shape']} on {tensor.device}",
             )
-        left = [_LEAVES]
-        value = self._value(node, _DEPTH, left, frozenset())
+        value = self._value(node, self.bounds.depth, [self.bounds.leaves], frozenset())
         return Extra(path, _type_word(node), value, self._text(node, value))
 
     def _text(self, node: Any, value: Any) -> str:
         if type(node) is Obj and global_name(node.fn) in SETS:
-            return f"set of {len(value)}"
+            return f"set of {_call_items(node)[1]}"
         if type(node) is Obj and self._special(node) is not None:
             return _short(value)
         if type(node) is Obj and array_shape(node) is not None:
@@ -66,12 +93,12 @@ class Describer:
             shown = ", ".join(f"{k}={_short(v)}" for k, v in list(inner.items())[:6])
             more = ", …" if len(inner) > 6 else ""
             name = str(class_of(node)).rpartition(".")[2]
-            return f"{name}({shown}{more})"[:_TEXT] if inner else name
+            return f"{name}({shown}{more})"[:160] if inner else name
         if isinstance(value, dict):
             listed = ", ".join(map(str, list(value)[:8]))
-            return f"dict of {len(value)}" + (f": {listed}" if listed else "")
+            return f"dict of {len(_rows_of(node) or ())}" + (f": {listed}" if listed else "")
         if isinstance(value, list):
-            return f"{_type_word(node)} of {len(value)}"
+            return f"{_type_word(node)} of {_items_of(node)[1]}"
         return _short(value)
 
     def _value(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
@@ -80,7 +107,7 @@ class Describer:
             return _scalar(node)
         left[0] -= 1
         if left[0] < 0 or depth < 0:
-            return "…"
+            return self._rest("…")
         if id(node) in above:
             return "<cycle>"
         above = above | {id(node)}
@@ -93,8 +120,6 @@ class Describer:
         return self._compound(node, depth - 1, left, above)
 
     def _compound(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
-        if type(node) is Tup:
-            return [self._value(item, depth, left, above) for item in node.items[: _LEAVES + 1]]
         if type(node) is Obj:
             tensor = self.reader.tensor(node)
             if tensor is not None:
@@ -102,29 +127,47 @@ class Describer:
             special = self._special(node)
             if special is not None:
                 return special
-        rows = dict_items(node)
-        if not rows and type(node) is Obj:
-            rows = dict_items(_filling(node))
+        rows = _rows_of(node)
         if rows is not None:
-            rows = rows[: _LEAVES + 1]
-            return {
+            some, more = self._begin(rows, len(rows), left)
+            told = {
                 str(part): self._value(row[1], depth, left, above)
-                for part, row in zip(key_parts(rows), rows, strict=True)
+                for part, row in zip(key_parts(some), some, strict=True)
             }
-        values = [value for value, *_ in elements(node)]
-        if type(node) is Box or values:
-            return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
+            return told | {"…": self._rest(f"{more:,} more")} if more else told
+        values, count = _items_of(node)
+        if type(node) in (Box, Tup) or count:
+            some, more = self._begin(values, count, left)
+            listed = [self._value(value, depth, left, above) for value in some]
+            return [*listed, self._rest("…")] if more else listed
         name = class_of(node)
         return f"<{name}>" if name else "<object>"
+
+    def _begin(self, values: Iterable[Any], count: int, left: list[int]) -> tuple[list[Any], int]:
+        """What is told of `count` values, and how many are not."""
+        if self.bounds.whole:
+            left[0] -= count
+            if left[0] < 0:
+                self._rest("")
+        return list(islice(values, self.bounds.items)), max(0, count - self.bounds.items)
+
+    def _rest(self, mark: str) -> str:
+        """What stands for what is not told. Raises LimitExceeded where all has to be."""
+        if self.bounds.whole:
+            raise LimitExceeded(
+                "extras", f"values beside the tensors of more than {self.bounds.leaves:,} parts or {self.bounds.depth} levels",
+                hint="leave --extras out",
+            )  # fmt: skip
+        return mark
 
     def _special(self, node: Obj) -> Any:
         """As `_special`, but what calls share is told once."""
         args = items_of(node.args) or ()
         if global_name(node.fn) != "torch.Size" or not args:
-            return _special(node)
+            return _special(node, self.bounds.items)
         known = self._sizes.get(id(args[0])) if type(args[0]) in (Box, Tup) else None
         if known is None:
-            known = self._sizes[id(args[0])] = _special(node)
+            known = self._sizes[id(args[0])] = _special(node, self.bounds.items)
         return known
 
     # -- optimizers --------------------------------------------------------------------------
@@ -175,8 +218,9 @@ class Describer:
                 group[f"{name}_count"] = (
                     sum(1 for _ in elements(value)) if type(value) is Box else 0
                 )
-            elif len(group) < _LEAVES:
-                group[name] = self._value(value, 1, [_LEAVES], frozenset())
+            elif len(group) < self.bounds.items:
+                depth = self.bounds.depth if self.bounds.whole else 1
+                group[name] = self._value(value, depth, [self.bounds.leaves], frozenset())
         return group
 
 
@@ -234,8 +278,31 @@ def _filling(node: Obj) -> Any:
     return args[0] if len(args) == 1 else None
 
 
-def _special(node: Obj) -> Any:
-    """Values that one call spells: devices, paths, bytes, numpy scalars, sets, sizes."""
+def _rows_of(node: Any) -> list[Any] | None:
+    """The entries of a dict, or of what an object is filled with; None for what has none."""
+    rows = dict_items(node)
+    return dict_items(_filling(node)) if not rows and type(node) is Obj else rows
+
+
+def _items_of(node: Any) -> tuple[Iterable[Any], int]:
+    """The elements of a list, a tuple or a set, and how many."""
+    if type(node) in (Box, Obj):
+        count = sum(len(b.items) for b in node.batches or () if b.op not in PAIR_OPS)
+        return (value for value, *_ in elements(node)), count
+    items = items_of(node) or ()
+    return items, len(items)
+
+
+def _call_items(node: Obj) -> tuple[Iterable[Any], int]:
+    """The elements that a set or torch.Size is made of."""
+    args = items_of(node.args)
+    return _items_of(args[0]) if args else ((), 0)
+
+
+def _special(node: Obj, count: int) -> Any:
+    """Values that one call spells: devices, paths, bytes, numpy scalars, and the first `count` items
+    of sets and sizes.
+    """
     device = device_text(node)
     if device is not None:
         return f"device('{device}')"
@@ -253,16 +320,12 @@ def _special(node: Obj) -> Any:
     if name.endswith("multiarray.scalar") and len(args) == 2:
         return numpy_scalar(args[0], args[1])
     if name in ("torch.Size", *SETS) and args:
-        inner = args[0]
-        items = items_of(inner) if type(inner) is not Box else (v for v, *_ in elements(inner))
-        return [
-            _scalar(item) if type(item) in (int, float, str, bool) else "…"
-            for item in islice(items or (), _IN_CALL)
-        ]
+        items, size = _call_items(node)
+        told = [_scalar(item) if type(item) in (int, float, str, bool) else "…" for item in islice(items, count)]  # fmt: skip
+        return [*told, "…"] if size > count else told
     return None
 
 
-_IN_CALL = 64  # items of a torch.Size or a set: thousands of calls may share one list
 _FORMATS = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i",
             "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}  # fmt: skip
 
@@ -295,12 +358,14 @@ def _type_word(node: Any) -> str:
     return {Pers: "storage"}.get(type(node), type(node).__name__)
 
 
-def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tuple[Extra, ...]:
+def top_extras(
+    root: Any, reader: TensorReader, tables: Sequence[Table], bounds: Bounds = SHOWN
+) -> tuple[Extra, ...]:
     """The entries of the root that no table holds, in file order."""
     rows = dict_items(root)
     if rows is None:
         return ()
-    describer, found = Describer(reader), []
+    describer, found = Describer(reader, bounds), []
     told: dict[int, Extra] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,11 +29,12 @@ from ckptool.values import RECIPES
 from ckptool.verbs.conversion import Conversion
 from ckptool.verbs.deciding import Decision, decide, refuse_kind
 from ckptool.verbs.joined_sums import check_joined
-from ckptool.verbs.leaving import extras_json, left_entries, result_notes
+from ckptool.verbs.leaving import extras_json, left_entries, nested_entries, result_notes
 from ckptool.verbs.naming import default_output
 from ckptool.verbs.opening import doubting, is_folder, url_sink
 from ckptool.verbs.reading import Opened, let_go, names_index, opened
 from ckptool.verbs.request import FOLDERS, NO_DEVICES, SHARD_BYTES, Request, build_request
+from ckptool.verbs.sharing import with_shared
 from ckptool.writing import write as run_plan
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def convert_place(
 
 
 def _takes_tensors(request: Request, output: str) -> bool:
-    """Whether a .safetensors comes out: nothing of the pickle itself is written."""
+    """Whether a .safetensors alone comes out: nothing of the pickle itself is written."""
+    if request.extras is not None:
+        return False
     if request.target is not None:
         return request.target == "safetensors"
     return not request.shard_bytes and output.lower().endswith(".safetensors")
@@ -109,16 +112,18 @@ def _convert(
         raise UsageError(f"--keep-object: a {TITLES[target]} holds a state_dict, no object")
     sink = None if request.dry_run else _sink(output, target, request)
     with paused():
+        checkpoint, shared_notes = with_shared(checkpoint, target)
         decision = decide(checkpoint, request, target)
-        decision = decision._replace(notes=(*fit_notes, *decision.notes))
+        decision = decision._replace(notes=(*fit_notes, *shared_notes, *decision.notes))
         if not isinstance(found, Opened):
             decision = found.without_lost(decision, target)
         plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     mentions = mentioned(checkpoint, decision.changes)
+    left = left_entries(checkpoint, decision.changes, target)
+    nested = nested_entries(checkpoint, decision.changes, target)
+    plan = _with_extras(plan, checkpoint, request, left, nested)
     if isinstance(found, Opened):
         let_go(checkpoint)  # the plan has all that is written
-    left = left_entries(checkpoint, decision.changes, target)
-    plan = _with_extras(plan, checkpoint, request, left)
     if request.check and sink is not None:
         check_joined(checkpoint)
     source = found.source if isinstance(found, Opened) else None
@@ -197,12 +202,13 @@ def _sink(output: str, target: str, request: Request) -> Sink:
 
 
 def _with_extras(
-    plan: Plan, checkpoint: Checkpoint, request: Request, left: tuple[str, ...]
-) -> Plan:
+    plan: Plan, checkpoint: Checkpoint, request: Request, left: tuple[str, ...],
+    nested: Collection[str],
+) -> Plan:  # fmt: skip
     """The entries left behind as one more output, before the others."""
     if request.extras is None:
         return plan
-    data = extras_json(checkpoint, left)
+    data = extras_json(checkpoint, left, nested)
     extra = Output(_EXTRAS, (Literal(data),), len(data))
     outputs = [output._replace(name=output.name or "model") for output in plan.outputs]
     return plan._replace(outputs=(extra, *outputs))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ckptool.checkpoint import Changes, Checkpoint, Note
+from ckptool.formats.extras_full import full_extras
 from ckptool.formats.judge import CODE, FOREIGN
 from ckptool.formats.rows import chosen_table, nested_rows
 from ckptool.plans import Written
@@ -67,17 +68,25 @@ def _is_root_module(checkpoint: Checkpoint) -> bool:
     return any(table.kind == "module" and not table.path for table in checkpoint.tables)
 
 
-def extras_json(checkpoint: Checkpoint, left: tuple[str, ...]) -> bytes:
-    """The values of the entries left behind: {"schema": 1, "file", "extras": [{path, type,
-    value}]}. Tensors among them are described, not written.
+def extras_json(checkpoint: Checkpoint, left: tuple[str, ...], nested: Collection[str]) -> bytes:
+    """The values of the entries left behind, and of those of which more than the tensors that
+    come out is left behind: {"schema": 1, "file", "extras": [{path, type,
+    value}]}. Tensors, arrays and bytes among them are described, not written. Raises LimitExceeded.
     """
     rows = [
         {"path": list(extra.path), "type": extra.type, "value": _plain(extra.value)}
-        for extra in checkpoint.extras
-        if path_name(extra.path) in left
+        for extra in full_extras(checkpoint)
+        if (name := path_name(extra.path)) in left or (name in nested and _is_mixed(extra.value))
     ]
     data = {"schema": 1, "file": checkpoint.file, "extras": rows}
     return json.dumps(data, indent=2).encode("ascii") + b"\n"
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether a value told in JSON's words is more than tensors in lists and dicts."""
+    if isinstance(value, dict | list):
+        return any(map(_is_mixed, value.values() if isinstance(value, dict) else value))
+    return not (isinstance(value, str) and value.startswith("<tensor "))
 
 
 def _plain(value: Any) -> Any:
@@ -104,6 +113,8 @@ def result_notes(
     if nested:
         listed = ", ".join(f"{name} ({n:,})" for name, n in list(nested.items())[:4])
         text = f"tensors inside other entries come out under dotted names: {listed}"
+        if any(path_name(e.path) in nested and _is_mixed(e.value) for e in checkpoint.extras):
+            text += "; what else is in them is left behind"
         notes.append(Note("nested-tensors", text))
     notes += _uncut(checkpoint, request, made)
     notes += _protocol(made)
