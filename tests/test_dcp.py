@@ -266,6 +266,7 @@ def test_a_file_of_another_save_is_mentioned(tmp_path):
     notes = dcp.read(Folder(tmp_path / "x")).notes
     assert [(note.slug, "'__7_0.distcp'" in note.text) for note in notes] == [
         ("index-extra-files", True),
+        ("optimizer-ids", False),
         ("dcp-folder", False),
     ]
 

@@ -370,3 +370,59 @@ def test_the_optimizer_of_a_wrapped_model_follows(tmp_path):
 
     assert {id(p) for p in wrapped.parameters()} == set(map(id, other.state))
     assert all(s["exp_avg"].device == p.device for p, s in other.state.items())
+
+
+# -- ids that became texts ---------------------------------------------------------------------
+@pytest.mark.parametrize("made", ["folder", "dcp_to_torch_save", "convert"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_state_out_of_a_dcp_folder_is_taken(tmp_path, made, kind):
+    """DCP keeps the numbers of parameters as texts; torch takes none of such a state, silently."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    saved = kind(net.parameters(), lr=0.1, **options)
+    net(torch.ones(2, 3)).sum().backward()
+    saved.step()
+    dcp.save({"model": net.state_dict(), "optimizer": saved.state_dict()},
+             checkpoint_id=tmp_path / "step", no_dist=True)  # fmt: skip
+    path = tmp_path / "step" if made == "folder" else tmp_path / "net.pth"
+    if made == "dcp_to_torch_save":
+        dcp_to_torch_save(tmp_path / "step", path)
+    elif made == "convert":
+        ckptool.convert(tmp_path / "step", path)
+
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = kind(fresh.parameters(), lr=0.5, **options)
+    ckptool.load_into(fresh, path, optimizer=optimizer)
+    assert set(optimizer.state) == set(fresh.parameters())
+    for ours, theirs in zip(fresh.parameters(), net.parameters(), strict=True):
+        assert optimizer.state[ours].keys() == saved.state[theirs].keys()
+        for name, value in saved.state[theirs].items():
+            assert torch.equal(torch.as_tensor(optimizer.state[ours][name]), torch.as_tensor(value))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    notes = [
+        note for note in ckptool.inspect(path).checkpoint.notes if note.slug == "optimizer-ids"
+    ]
+    assert [note.text.partition(":")[0] for note in notes] == ["'optimizer'"]
+
+
+def test_no_word_of_ids_where_torch_takes_the_state(tmp_path):
+    """Numbers on both sides, names on both sides, no state yet."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    torch.save({"optimizer": optimizer.state_dict(), "w": torch.ones(1)}, tmp_path / "empty.pth")
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    torch.save({"optimizer": state, "w": torch.ones(1)}, tmp_path / "numbers.pth")
+    names = dict(enumerate(("0", "1")))
+    state = {
+        "state": {names[at]: value for at, value in state["state"].items()},
+        "param_groups": [group | {"params": ["0", "1"]} for group in state["param_groups"]],
+    }
+    torch.save({"optimizer": state, "w": torch.ones(1)}, tmp_path / "names.pth")
+    for name in ("empty", "numbers", "names"):
+        found = ckptool.inspect(tmp_path / f"{name}.pth").checkpoint
+        assert [note.slug for note in found.notes if note.slug == "optimizer-ids"] == []

@@ -5,10 +5,10 @@ Knows: the order of the checks. Must not know: where storages lie (the reader do
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ckptool.checkpoint import Checkpoint, Global, Note, Storage, Table, Tensor
+from ckptool.checkpoint import Checkpoint, Extra, Global, Note, Storage, Table, Tensor
 from ckptool.errors import CkptError, NotACheckpoint
 from ckptool.formats.collector import paused
 from ckptool.formats.dicts import dict_items
@@ -86,6 +86,7 @@ def assemble(
         reader.finish(walked)
         if not any(g.verdict == CODE for g in verdicts):
             _must_hold_something(walked, found, source)
+        extras = top_extras(walked.root, reader, found.tables)
         return Checkpoint(
             file=source.name,
             format=format_name,
@@ -95,9 +96,9 @@ def assemble(
             weights=found.weights,
             tensors=tuple(found.tensors),
             storages=_in_file_order(walked, reader),
-            extras=top_extras(walked.root, reader, found.tables),
+            extras=extras,
             globals=tuple(_placed(row, found) for row in verdicts),
-            notes=notes + _notes(walked, found, reader),
+            notes=notes + _notes(walked, found, reader) + _of_optimizers(extras),
             handle=PickleHandle(walked, found, reader, container),
             traits=traits,
         )
@@ -134,6 +135,14 @@ def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:
     kind = type(walked.root).__name__.lower()
     word = {"tup": "tuple", "box": "container", "nonetype": "None"}.get(kind, kind)
     raise NotACheckpoint(f"a pickle that holds one {word} and no tensors", path=source.name)
+
+
+def _of_optimizers(extras: Sequence[Extra]) -> tuple[Note, ...]:
+    """Those whose state torch would leave aside."""
+    rows = [e for e in extras if e.type == "optimizer" and e.value.get("ids_are_text")]
+    names = ", ".join(f"'{'.'.join(map(str, e.path))}'" for e in rows[:5])
+    text = f"{names}: parameters are numbers in its groups and texts in its state (DCP makes them so); optimizer.load_state_dict takes none of that state and says nothing, ckptool.load_into does take it"
+    return (Note("optimizer-ids", text),) if rows else ()
 
 
 def _notes(walked: Walked, found: Found, reader: TensorReader) -> tuple[Note, ...]:

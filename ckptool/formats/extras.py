@@ -184,7 +184,8 @@ class Describer:
             else []
         )
         family = next((word for name, word in _OPTIMIZERS if name in names), "optimizer")
-        return {
+        texts = {"ids_are_text": True} if _ids_are_text(parts) else {}
+        return texts | {
             "family": family,
             "groups": groups,
             "state_count": count,
@@ -222,6 +223,21 @@ class Describer:
                 depth = self.bounds.depth if self.bounds.whole else 1
                 group[name] = self._value(value, depth, [self.bounds.leaves], frozenset())
         return group
+
+
+def _ids_are_text(parts: dict[str | None, Any]) -> bool:
+    """Whether parameters that have numbers in their groups have texts in the state, as DCP makes
+    all keys of dicts texts: torch's load_state_dict takes none of it, without a word.
+    """
+    texts = [text_of(key) for key, *_ in dict_items(parts["state"]) or ()]
+    if not texts or not all(text is not None and text.isdecimal() for text in texts):
+        return False
+    groups = [group for group, *_ in elements(parts["param_groups"])]
+    found = [
+        dict(zip(key_parts(rows), rows, strict=True)) for g in groups if (rows := dict_items(g))
+    ]
+    params = [rows["params"][1] for rows in found if "params" in rows]
+    return any(type(item) is int for node in params for item in _items_of(node)[0])
 
 
 def _optimizer_text(value: dict[str, Any]) -> str:

@@ -65,6 +65,7 @@ def prepare(
     if not isinstance(groups, list) or not hasattr(optimizer, "load_state_dict"):
         raise UsageError(f"a {type(optimizer).__name__} is no optimizer: it has no param_groups")
     theirs = _groups(saved)
+    saved = _numbered(saved, theirs)
     _check_kind(optimizer, groups, theirs)
     names = {id(p): name for name, p in model.named_parameters()}
     known = [_Known(name, _size(p)) for name, p in model.named_parameters()]
@@ -89,6 +90,18 @@ def _groups(saved: Any) -> list[Any]:
         )
     assert isinstance(groups, list)
     return groups
+
+
+def _numbered(saved: Mapping[str, Any], groups: Sequence[Any]) -> Mapping[str, Any]:
+    """Parameters that have numbers in their groups have them in the state, too: DCP makes all keys
+    of dicts texts, and torch passes over what it does not find.
+    """
+    state = saved["state"]
+    ids = [number for group in groups for number in group["params"]]
+    texts = {str(number): number for number in ids if type(number) is int and number not in state}
+    if not texts.keys() & state.keys():
+        return saved
+    return {**saved, "state": {texts.get(key, key): value for key, value in state.items()}}
 
 
 def _rows(
