@@ -406,6 +406,8 @@ def test_state_out_of_a_dcp_folder_is_taken(tmp_path, made, kind):
         note for note in ckptool.inspect(path).checkpoint.notes if note.slug == "optimizer-ids"
     ]
     assert [note.text.partition(":")[0] for note in notes] == ["'optimizer'"]
+    done = ckptool.convert(path, tmp_path / "weights.safetensors")
+    assert [note.slug for note in done.notes if note.slug == "optimizer-ids"] == []
 
 
 def test_no_word_of_ids_where_torch_takes_the_state(tmp_path):

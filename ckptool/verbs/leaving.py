@@ -106,7 +106,9 @@ def result_notes(
     done: Written, output: str,
 ) -> tuple[Note, ...]:  # fmt: skip
     """The file's own notes, then what the conversion did that one should know."""
-    notes = [note for note in checkpoint.notes if note.slug not in _NOT_AGAIN]
+    alone = target in ONE_TABLE or decision.changes.select is not None
+    gone = _NOT_AGAIN | {"optimizer-ids"} if alone else _NOT_AGAIN
+    notes = [note for note in checkpoint.notes if note.slug not in gone]
     notes += _unchanged(checkpoint, request, decision, made, target)
     notes += _container(checkpoint, made, target, request)
     nested = nested_entries(checkpoint, decision.changes, target)
