@@ -252,9 +252,14 @@ def metadata_of(node: Any) -> dict[str, Any] | None:
 
 
 def _plain_values(node: Any, depth: int = 2) -> dict[str, Any]:
-    """Scalars and texts of a dict, and of dicts in it: spectral_norm keeps its version in one."""
+    """Scalars and texts of a dict, and of dicts in it: spectral_norm keeps its version in one.
+    Raises PickleInvalid for a number that Python would not write out.
+    """
     out: dict[str, Any] = {}
     for key, value, *_ in dict_items(node) or ():
+        if type(value) is int and value.bit_length() > _PRINTED:
+            text = f"a layer version of {value.bit_length():,} bits"
+            raise PickleInvalid(text, key=key_text(key))
         if type(value) in (*SCALARS, str):
             out[key_text(key)] = value
         elif depth > 1 and dict_items(value) is not None:

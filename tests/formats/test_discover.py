@@ -568,3 +568,16 @@ def test_a_dict_without_tensors_is_read(value):
 def test_call_helpers_agree_with_torch():
     assert read_bytes(archive(pickled(dictionary(("w", W))))).tensors[0].shape == (2, 3)
     assert call("a.b") == b"ca\nb\n(tR"
+
+
+@pytest.mark.parametrize(("bits", "said"), [(4096, None), (4097, "a layer version of 4,097 bits")])
+def test_a_layer_version_that_python_would_not_write_out_is_refused(bits, said):
+    """Every report would fail on it: the limit is Python's own, on digits."""
+    layers = collections.OrderedDict({"": {"version": (1 << bits) - 1}})
+    net = sd()
+    net._metadata = layers
+    if said is None:
+        assert read_bytes(saved(net)).tables[0].metadata == layers
+        return
+    with pytest.raises(CkptError, match=said):
+        read_bytes(saved(net))
