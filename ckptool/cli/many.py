@@ -19,6 +19,7 @@ from ckptool.verbs.ordered import in_order
 from ckptool.verbs.walking import Place, Skipped
 
 _TIDY = 256  # files after which what only points to itself is thrown away
+_NODES = 100_000  # or so many things that a file may have left of that kind, some 20 MB
 
 
 class Seen(NamedTuple):
@@ -106,6 +107,8 @@ class _Tally:
             if number == 1 or not number % _TIDY:
                 gc.collect()
                 gc.freeze()  # what is there now stays: next time only what files leave is looked at
+            elif gc.get_count()[0] > _NODES:
+                gc.collect()  # not frozen: it comes often, and threads are in the middle of files
 
 
 # -- the ways to print -------------------------------------------------------------------------
