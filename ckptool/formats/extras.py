@@ -1,7 +1,8 @@
 """The values beside the weights, as one line for people and plain data for JSON.
 
 Knows: optimizers, schedulers, argparse and numpy scalars as nodes. Must not know: containers.
-Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled out.
+Bounded: at most `_LEAVES` leaves and `_DEPTH` levels of any value are spelled out, and what the memo
+of a pickle repeats, at two bytes a time, is weighed.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from typing import Any
 
 from ckptool.checkpoint import Extra, Path, Table
 from ckptool.formats.arrays import numpy_dtype
-from ckptool.formats.dicts import dict_items, is_optimizer, key_parts, key_text
+from ckptool.formats.dicts import Rows, dict_items, is_optimizer, key_parts, key_text
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import SETS, array_shape, device_text, global_name
+from ckptool.formats.repeated import ITEM_BYTES, Weigher
 from ckptool.formats.torch_pickle import TensorReader
-from ckptool.pickles.nodes import Box, Global, Obj, Pers, Raw, Tup, elements, items_of, text_of
+from ckptool.pickles.nodes import (
+    PAIR_OPS,
+    Box,
+    Global,
+    Obj,
+    Pers,
+    Raw,
+    Tup,
+    elements,
+    held_count,
+    items_of,
+    text_of,
+)
 
 _LEAVES, _DEPTH, _TEXT = 64, 4, 160
 _OPTIMIZERS = (("exp_avg_sq", "Adam-like"), ("momentum_buffer", "SGD-like"),
                ("square_avg", "RMSprop-like"), ("sum", "Adagrad-like"), ("exp_avg", "Lion-like"))  # fmt: skip
 _BIG = 1 << 64
+_LONG = 1_000  # rows of a dict that are remembered, since thousands may hold it
 
 
 class Describer:
@@ -31,6 +46,9 @@ class Describer:
         self.reader = reader
         self._sizes: dict[int, list[Any]] = {}  # lists that calls are given, which many may share
         self._known_states: dict[int, tuple[int, dict[str, int], dict[str, int]]] = {}
+        self._known_rows: dict[int, Rows] = {}
+        self._known_groups: dict[int, tuple[list[dict[str, Any]], int]] = {}
+        self.weigher = Weigher("values", reader.limits.repeated_value_bytes)
 
     def extra(self, node: Any, path: Path) -> Extra:
         """One entry: its type, its JSON-ready value (None when opaque), one line of text."""
@@ -77,6 +95,8 @@ class Describer:
     def _value(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
         """Plain data for a node; '…' where a bound is reached, '<cycle>' where it holds itself."""
         if type(node) not in (Box, Obj, Tup, Pers, Global, Raw):
+            if type(node) is str:
+                self.weigher.weigh(node, len(node))
             return _scalar(node)
         left[0] -= 1
         if left[0] < 0 or depth < 0:
@@ -85,6 +105,7 @@ class Describer:
             return "<cycle>"
         above = above | {id(node)}
         if type(node) is Raw:
+            self.weigher.weigh(node, len(node.value))
             return text_of(node) or f"<{len(node.value)} bytes>"
         if type(node) is Global:
             return f"<{node.full}>"
@@ -93,29 +114,42 @@ class Describer:
         return self._compound(node, depth - 1, left, above)
 
     def _compound(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
+        self.weigher.weigh(node, ITEM_BYTES * min(held_count(node), _LEAVES + 1))
         if type(node) is Tup:
             return [self._value(item, depth, left, above) for item in node.items[: _LEAVES + 1]]
         if type(node) is Obj:
             tensor = self.reader.tensor(node)
             if tensor is not None:
                 return f"<tensor {list(tensor.shape or ())}>"
+            self._weigh_call(node)
             special = self._special(node)
             if special is not None:
                 return special
-        rows = dict_items(node)
-        if not rows and type(node) is Obj:
-            rows = dict_items(_filling(node))
+        rows = self._rows(node)
         if rows is not None:
-            rows = rows[: _LEAVES + 1]
+            for key, *_ in rows:
+                self.weigher.weigh(key, len(key) if type(key) is str else 0)
             return {
                 str(part): self._value(row[1], depth, left, above)
                 for part, row in zip(key_parts(rows), rows, strict=True)
             }
-        values = [value for value, *_ in elements(node)]
+        values = [value for value, *_ in islice(elements(node), _LEAVES + 1)]
         if type(node) is Box or values:
-            return [self._value(value, depth, left, above) for value in values[: _LEAVES + 1]]
+            return [self._value(value, depth, left, above) for value in values]
         name = class_of(node)
         return f"<{name}>" if name else "<object>"
+
+    def _rows(self, node: Any) -> Rows | None:
+        """The first items of a dict, or of what an object is filled with; None for another."""
+        rows = self._known_rows.get(id(node)) or dict_items(node)
+        if not rows and type(node) is Obj:
+            rows = dict_items(_filling(node))
+        if rows is None:
+            return None
+        cut = rows[: _LEAVES + 1]
+        if len(rows) > _LONG:
+            self._known_rows[id(node)] = cut
+        return cut
 
     def _special(self, node: Obj) -> Any:
         """As `_special`, but what calls share is told once."""
@@ -127,6 +161,14 @@ class Describer:
             known = self._sizes[id(args[0])] = _special(node)
         return known
 
+    def _weigh_call(self, node: Obj) -> None:
+        """Count the first arguments of one: texts that a path has, what a size or set is made of."""
+        for arg in (items_of(node.args) or ())[:_IN_CALL]:
+            if type(arg) is str:
+                self.weigher.weigh(arg, len(arg))
+            elif type(arg) in (Box, Tup):
+                self.weigher.weigh(arg, ITEM_BYTES * min(held_count(arg), _IN_CALL))
+
     # -- optimizers --------------------------------------------------------------------------
     def _optimizer(self, node: Any) -> dict[str, Any] | None:
         """Groups, parameter count, state names and devices of an optimizer's state_dict."""
@@ -135,11 +177,7 @@ class Describer:
             return None
         parts = {text_of(key): value for key, value, *_ in rows}
         count, names, devices = self._states(parts["state"])
-        groups = (
-            [self._group(group) for group, *_ in elements(parts["param_groups"])]
-            if type(parts["param_groups"]) is Box
-            else []
-        )
+        groups = self._groups(parts["param_groups"])
         family = next((word for name, word in _OPTIMIZERS if name in names), "optimizer")
         return {
             "family": family,
@@ -149,12 +187,27 @@ class Describer:
             "devices": devices,
         }
 
+    def _groups(self, node: Any) -> list[dict[str, Any]]:
+        """The groups in a list, which thousands of optimizers may share."""
+        if type(node) is not Box:
+            return []
+        known, size_bytes = self._known_groups.get(id(node), (None, 0))
+        if known is None:
+            before = self.weigher.bytes
+            known = [self._group(group) for group, *_ in elements(node)]
+            self._known_groups[id(node)] = known, self.weigher.bytes - before
+        else:
+            self.weigher.repeat(size_bytes)
+        return known
+
     def _states(self, node: Any) -> tuple[int, dict[str, int], dict[str, int]]:
         """How many parameters have state, the names of its parts, and where its tensors are.
         Remembered, since thousands of optimizers may share one.
         """
         if id(node) in self._known_states:
-            return self._known_states[id(node)]
+            known = self._known_states[id(node)]
+            self.weigher.repeat(sum(ITEM_BYTES + len(name) for name in known[1]))
+            return known
         states = dict_items(node) or []
         names: dict[str, int] = {}
         devices: dict[str, int] = {}
@@ -167,14 +220,18 @@ class Describer:
         known = self._known_states[id(node)] = (len(states), names, devices)
         return known
 
+    def _count(self, box: Box) -> int:
+        """The items of a list, which thousands of groups may share."""
+        self.weigher.weigh(box, len(box.batches))
+        return sum(len(batch.items) for batch in box.batches if batch.op not in PAIR_OPS)
+
     def _group(self, node: Any) -> dict[str, Any]:
         group: dict[str, Any] = {}
+        self.weigher.weigh(node, ITEM_BYTES * (1 + held_count(node)))
         for key, value, *_ in dict_items(node) or ():
             name = key_text(key)
             if name in ("params", "param_names"):
-                group[f"{name}_count"] = (
-                    sum(1 for _ in elements(value)) if type(value) is Box else 0
-                )
+                group[f"{name}_count"] = self._count(value) if type(value) is Box else 0
             elif len(group) < _LEAVES:
                 group[name] = self._value(value, 1, [_LEAVES], frozenset())
         return group
@@ -246,7 +303,8 @@ def _special(node: Obj) -> Any:
     args = items_of(node.args) or ()
     if name.startswith("pathlib."):
         slash = "\\" if "Windows" in name else "/"
-        return slash.join(filter(None, map(text_of, args)))
+        parts = [*map(text_of, args[:_IN_CALL]), "…" if len(args) > _IN_CALL else None]
+        return slash.join(filter(None, parts))
     raw = inert_raw(args[0] if name.endswith(".bytearray") and args else node)
     if raw is not None:
         return f"<{len(raw)} bytes>"
@@ -301,16 +359,20 @@ def top_extras(root: Any, reader: TensorReader, tables: Sequence[Table]) -> tupl
     if rows is None:
         return ()
     describer, found = Describer(reader), []
-    told: dict[int, Extra] = {}
+    told: dict[int, tuple[Extra, int]] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
     also = {path: table.path for table in tables for path in table.also}
     for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
         path: Path = (part,)
         if path not in held:
-            one = told.get(id(value))  # a large one may stand under thousands of names
-            if one is None:
-                one = told[id(value)] = describer.extra(value, path)
+            if id(value) in told:  # a large one may stand under thousands of names
+                one, size_bytes = told[id(value)]
+                describer.weigher.repeat(size_bytes)
+            else:
+                before = describer.weigher.bytes
+                one = describer.extra(value, path)
+                told[id(value)] = one, describer.weigher.bytes - before
             text = (
                 f"the same object as '{'.'.join(map(str, also[path]))}'"
                 if path in also
