@@ -364,8 +364,16 @@ class Link(list):
     """A list that a weak reference can watch."""
 
 
+def named_one_by_one(seen):
+    for number, _ in enumerate(seen):
+        if number:
+            many.tidy(number)
+        yield
+
+
+@pytest.mark.parametrize("way", [lambda seen: many._Tally(seen, False).reports(), named_one_by_one])
 @pytest.mark.parametrize(("nodes", "alive"), [(60_000, 2), (10, 40)])
-def test_what_holds_itself_is_thrown_away_before_much_has_gathered(nodes, alive):
+def test_what_holds_itself_is_thrown_away_before_much_has_gathered(nodes, alive, way):
     """The collector sleeps in a run of the command line; pickles that hold themselves wait for it."""
     left, most = [], 0
 
@@ -380,8 +388,7 @@ def test_what_holds_itself_is_thrown_away_before_much_has_gathered(nodes, alive)
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        tally = many._Tally(seen(), debug=False)
-        for _ in tally.reports():
+        for _ in way(seen()):
             most = max(most, sum(one() is not None for one in left[1:]))
     finally:
         gc.unfreeze()
