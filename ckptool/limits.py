@@ -39,6 +39,10 @@ class Limits(NamedTuple):
     """Of dict keys beyond the bytes of their pickle: the memo repeats one for two bytes. Optimizers
     repeat short ones: three bytes in four million."""
 
+    repeated_value_bytes: int = 32 << 20
+    """Of values beside the weights that a report would spell out again where the memo repeats them.
+    An entry of a dict takes three bytes in a pickle, and could take a megabyte in a report."""
+
     place_bytes: int = 64 << 20
     """Of all places that tensors and containers stand at, written out: a long name, or many
     levels, above many things multiply. A million tensors five levels deep have half of it."""

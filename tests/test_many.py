@@ -1,6 +1,7 @@
 """Many files in one run: which are taken, in which order, what is said of each and of all."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -356,6 +358,43 @@ def test_a_bug_in_one_file_does_not_hide_the_others(tree, capsys, monkeypatch):
     assert done.status == many.BUG
     assert "a bug in ckptool: ZeroDivisionError: oh" in done.out
     assert len(done.lines) == 5
+
+
+class Link(list):
+    """A list that a weak reference can watch."""
+
+
+def named_one_by_one(seen):
+    for number, _ in enumerate(seen):
+        if number:
+            many.tidy(number)
+        yield
+
+
+@pytest.mark.parametrize("way", [lambda seen: many._Tally(seen, False).reports(), named_one_by_one])
+@pytest.mark.parametrize(("nodes", "alive"), [(60_000, 2), (10, 40)])
+def test_what_holds_itself_is_thrown_away_before_much_has_gathered(nodes, alive, way):
+    """The collector sleeps in a run of the command line; pickles that hold themselves wait for it."""
+    left, most = [], 0
+
+    def seen():
+        for _ in range(40):
+            link = Link([] for _ in range(nodes))
+            link.append(link)
+            left.append(weakref.ref(link))
+            del link
+            yield many.Seen(0, {"could_run_code": False}), None
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in way(seen()):
+            most = max(most, sum(one() is not None for one in left[1:]))
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+    assert alive - 2 <= most <= alive
 
 
 def test_hostile_names_do_not_reach_the_terminal(tree, capsys):

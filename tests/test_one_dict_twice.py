@@ -60,3 +60,45 @@ def test_the_state_of_a_pickled_optimizer_is_no_set_of_weights(tmp_path, capsys)
     found = ckptool.inspect(path)
     assert [table.path for table in found.checkpoint.tables] == [("model",)]
     assert "sets of weights" not in cli(capsys, "inspect", path)[1]
+
+
+ASIDE = {
+    "config first": ({"config": {"init": 0}, "model": 0, "n": 1}, ["model"]),
+    "an optimizer's name first": ({"optimizer_init": 0, "state_dict": 0}, ["state_dict"]),
+    "all of a dict": ({"args": {"g": 0, "d": 1}, "nets": None}, ["nets.g", "nets.d"]),
+    "a loss first": ({"loss": [0], "deep": {"er": 0}}, ["deep.er"]),
+    "weights first": ({"model": 0, "config": {"init": 0}}, ["model"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASIDE)
+def test_weights_that_stand_first_under_a_name_of_no_weights_are_found(case, tmp_path, capsys):
+    """What a config, an optimizer or a loss holds is no set of weights; the same object beside it is."""
+    shape, places = ASIDE[case]
+    nets = [torch.nn.Linear(3, 2).state_dict(prefix="module.") for _ in range(2)]
+
+    def filled(value):
+        if isinstance(value, dict):
+            return {key: filled(item) for key, item in value.items()}
+        return [filled(item) for item in value] if isinstance(value, list) else nets[value]
+
+    whole = {
+        key: value if key == "n" else filled(value)
+        for key, value in shape.items()
+        if value is not None
+    }
+    if case == "all of a dict":
+        whole["nets"] = whole["args"]
+    path, out = tmp_path / "net.pth", tmp_path / "out.pth"
+    torch.save(whole, path)
+    found = ckptool.inspect(path)
+    assert [".".join(table.path) for table in found.checkpoint.tables] == places
+    assert [tensor.key for tensor in found.shown.tensors] == ["module.weight", "module.bias"]
+    assert cli(capsys, "convert", path, "-o", out, "--strip-module")[0] == 0
+    new = torch.load(out)
+    for at, place in enumerate(places):
+        inner = new
+        for part in place.split("."):
+            inner = inner[part]
+        assert same(inner, {key[7:]: value for key, value in nets[at].items()})
+    assert list(new) == list(whole)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptool.cli.many import Seen, are_many, look_at_many
+from ckptool.cli.many import Seen, are_many, look_at_many, tidy
 from ckptool.cli.options import Command, model_arguments, options
 from ckptool.cli.output import echo, error_data, note, report_error, summary, trace
 from ckptool.cli.progress import Bar
@@ -75,6 +75,8 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
         ctx.exit(_look_at_many(files, flags, style, selection, asked))
     status, reports = 0, []
     for i, file in enumerate(files):
+        if i:
+            tidy(i)
         try:
             limited = _limited(selection, style, flags["keys"])
             with Bar("reading") as bar:
@@ -94,7 +96,7 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
         if style not in ("json", "jsonl"):
             if i and style in _TEXT:
                 echo("")
-            _print(found, reports[-1], style, flags)
+            _print(found, reports.pop(), style, flags)
     if style in ("json", "jsonl"):
         _print_data(reports, style, len(files))
     ctx.exit(status)

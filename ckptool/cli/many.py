@@ -19,6 +19,7 @@ from ckptool.verbs.ordered import in_order
 from ckptool.verbs.walking import Place, Skipped
 
 _TIDY = 256  # files after which what only points to itself is thrown away
+_NODES = 100_000  # or so many things that a file may have left of that kind, some 20 MB
 
 
 class Seen(NamedTuple):
@@ -103,9 +104,19 @@ class _Tally:
             word = verdict_of(found.report)
             self.verdicts[word] = self.verdicts.get(word, 0) + 1
             yield found.report
-            if number == 1 or not number % _TIDY:
-                gc.collect()
-                gc.freeze()  # what is there now stays: next time only what files leave is looked at
+            tidy(number, in_threads=True)
+
+
+def tidy(number: int, in_threads: bool = False) -> None:
+    """After file `number`: throw away what only points to itself, where much of it may be left. The
+    collector sleeps in a run. What is there now stays: next time only what files leave is looked at;
+    but threads may be in the middle of files, of which little is to stay.
+    """
+    due = number == 1 or not number % _TIDY
+    if due or gc.get_count()[0] > _NODES:
+        gc.collect()
+        if due or not in_threads:
+            gc.freeze()
 
 
 # -- the ways to print -------------------------------------------------------------------------

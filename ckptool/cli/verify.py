@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ckptool.cli.many import Look, Seen, are_many, look_at_many
+from ckptool.cli.many import Look, Seen, are_many, look_at_many, tidy
 from ckptool.cli.options import Command, options
 from ckptool.cli.output import colours, echo, error_data, report_error, summary, trace
 from ckptool.errors import CkptError, UsageError
@@ -49,6 +49,8 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **flags: Any) -> None
     data = style != "table"
     status, reports = 0, []
     for number, file in enumerate(files):
+        if number:
+            tidy(number)
         try:
             with _Bar(flags["quiet"]) as bar:
                 found = verify_place(file, flags["finite"], progress=bar.show)

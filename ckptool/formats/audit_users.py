@@ -115,4 +115,6 @@ def _storages_under(node: Any, reader: TensorReader) -> Iterator[str]:
         view = reader.view(node) if type(node) is Pers else None
         if type(view) is View:
             yield view.storage.key
+        if type(node) is Obj and isinstance(node.told, Tensor) and node.told.storage is not None:
+            yield node.told.storage.key  # what it was given may be forgotten (`let_go_parts`)
         stack.extend(children(node))

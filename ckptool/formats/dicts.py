@@ -10,6 +10,8 @@ from typing import Any
 from ckptool.errors import PickleInvalid
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import global_name
+from ckptool.formats.repeated import ITEM_BYTES, Weigher
+from ckptool.limits import DEFAULT
 from ckptool.pickles.nodes import (
     DICT,
     LIST,
@@ -248,15 +250,45 @@ def metadata_of(node: Any) -> dict[str, Any] | None:
     rows = dict_items((state_items(node) or {}).get("_metadata"))
     if rows is None:
         return None
-    return {key_text(key): _plain_values(value) for key, value, *_ in rows}
+    layers = _Layers()
+    return {key_text(key): layers.read(value) for key, value, *_ in rows}
 
 
-def _plain_values(node: Any, depth: int = 2) -> dict[str, Any]:
-    """Scalars and texts of a dict, and of dicts in it: spectral_norm keeps its version in one."""
-    out: dict[str, Any] = {}
-    for key, value, *_ in dict_items(node) or ():
-        if type(value) in (*SCALARS, str):
-            out[key_text(key)] = value
-        elif depth > 1 and dict_items(value) is not None:
-            out[key_text(key)] = _plain_values(value, depth - 1)
-    return out
+class _Layers:
+    """Scalars and texts of dicts, and of dicts in them: spectral_norm keeps its version in one. A
+    dict that the memo of the pickle repeats is read once, and weighed each time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[dict[str, Any], int]] = {}
+        self._weigher = Weigher("layer versions", DEFAULT.repeated_value_bytes)
+
+    def read(self, node: Any, depth: int = 2) -> dict[str, Any]:
+        """The values of one. Raises PickleInvalid for a number that Python would not write out,
+        LimitExceeded for much that is repeated.
+        """
+        known = self._known.get((id(node), depth))
+        if known is not None:
+            self._weigher.repeat(known[1])
+            return known[0]
+        out: dict[str, Any] = {}
+        size_bytes = 0  # about, in a report
+        for key, value, *_ in dict_items(node) or ():
+            size_bytes += ITEM_BYTES
+            if type(value) in (*SCALARS, str):
+                out[key_text(key)] = value
+                size_bytes += self._checked(key, value)
+            elif depth > 1 and dict_items(value) is not None:
+                out[key_text(key)] = self.read(value, depth - 1)
+                size_bytes += self._known[id(value), depth - 1][1]
+        self._known[id(node), depth] = out, size_bytes
+        return out
+
+    def _checked(self, key: Any, value: Any) -> int:
+        if type(value) is int and value.bit_length() > _PRINTED:
+            text = f"a layer version of {value.bit_length():,} bits"
+            raise PickleInvalid(text, key=key_text(key))
+        if type(value) is not str:
+            return 0
+        self._weigher.repeat(len(value))  # honest ones have no texts
+        return len(value)

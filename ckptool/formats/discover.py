@@ -60,7 +60,9 @@ class Found:
 
 
 class Discoverer:
-    """One walk over all nodes, in file order, each node once."""
+    """One walk over all nodes, in file order, each node once: twice, where a place for weights comes
+    after one for something else.
+    """
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Discoverer:
         self.limits = limits
         self.found = Found()
         self.seen: set[int] = set()
+        self._aside: set[int] = set()  # of these, what was met only where no weights are looked for
         self._counts: dict[int, int] = {}
         self._leaves: dict[int, Table] = {}  # tables of tensors and plain values alone
         self._owned: set[int] = set()  # what is a table
@@ -86,7 +89,7 @@ class Discoverer:
         stack: list[tuple[Any, Path, bool]] = [(root, (), True)]
         while stack:
             node, path, wanted = stack.pop()
-            if type(node) not in _NODES or id(node) in self.seen:
+            if type(node) not in _NODES or (id(node) in self.seen and not self._due(node, wanted)):
                 self._again(node, path, wanted)
                 continue
             self.seen.add(id(node))
@@ -96,10 +99,12 @@ class Discoverer:
                 )
             if self._tensor(node, path):
                 continue
+            if not wanted:
+                self._aside.add(id(node))
             rows = dict_items(node)
             self._weigh(path, held_count(node) if rows is None else len(rows))
             if type(node) is Obj:
-                self.found.call_paths[node.end] = path
+                self.found.call_paths.setdefault(node.end, path)
                 check_contents(node, self._is_tensor)
             self._note_repeated(rows, path)
             if wanted:
@@ -108,6 +113,13 @@ class Discoverer:
             stack.extend(reversed(below))
         self._rank()
         return self.found
+
+    def _due(self, node: Any, wanted: bool) -> bool:
+        """Whether it is met among weights at last. Modules have tables of their own (`_again`)."""
+        if not wanted or id(node) not in self._aside or self._is_module(node):
+            return False
+        self._aside.discard(id(node))
+        return True
 
     def _weigh(self, above: Path, count: int) -> None:
         """Raise LimitExceeded when places of `count` things below these would take too much."""

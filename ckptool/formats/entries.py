@@ -27,9 +27,9 @@ from ckptool.formats.entries_parts import (  # fmt: skip
     parts,
 )
 from ckptool.formats.expressions import KEPT_METADATA
-from ckptool.formats.extras import class_of, numpy_scalar
 from ckptool.formats.judge import inert_raw
 from ckptool.formats.measures import SETS, array_shape, device_text, global_name, named
+from ckptool.formats.plain_values import class_of, numpy_scalar
 from ckptool.formats.rows import OWN
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.limits import DEFAULT, Limits

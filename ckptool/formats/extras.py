@@ -2,21 +2,31 @@
 
 Knows: optimizers, schedulers, argparse and numpy scalars as nodes. Must not know: containers.
 Bounded: of any value what `SHOWN` allows is spelled out, and '…' stands for the rest; `ALL` is
-for who wants the whole, and refuses what is more.
+for who wants the whole, and refuses what is more. What the memo of a pickle repeats, at two bytes a
+time, is weighed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ckptool.checkpoint import Extra, Path, Table
 from ckptool.errors import LimitExceeded
-from ckptool.formats.arrays import numpy_dtype
-from ckptool.formats.dicts import dict_items, is_optimizer, key_parts, key_text
-from ckptool.formats.judge import inert_raw
-from ckptool.formats.measures import SETS, array_shape, device_text, global_name
+from ckptool.formats.dicts import Rows, dict_items, is_optimizer, key_parts, key_text
+from ckptool.formats.measures import SETS, array_shape, global_name
+from ckptool.formats.plain_values import (
+    call_items,
+    class_of,
+    filling,
+    items_of_list,
+    scalar,
+    short,
+    special_value,
+    type_word,
+)
+from ckptool.formats.repeated import ITEM_BYTES, Weigher
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.pickles.nodes import (
     PAIR_OPS,
@@ -27,13 +37,14 @@ from ckptool.pickles.nodes import (
     Raw,
     Tup,
     elements,
+    held_count,
     items_of,
     text_of,
 )
 
 _OPTIMIZERS = (("exp_avg_sq", "Adam-like"), ("momentum_buffer", "SGD-like"),
                ("square_avg", "RMSprop-like"), ("sum", "Adagrad-like"), ("exp_avg", "Lion-like"))  # fmt: skip
-_BIG = 1 << 64
+_LONG = 1_000  # rows of a dict that are remembered, since thousands may hold it
 
 
 class Bounds(NamedTuple):
@@ -51,6 +62,18 @@ SHOWN = Bounds(64, 4, 64)
 ALL = Bounds(1_000_000, 100, 1_000_000, whole=True)
 
 
+class _States(NamedTuple):
+    """How many parameters have state, the names of its parts, where its tensors are, and whether
+    the parameters have numbers spelled as texts: DCP makes all keys of dicts texts, and torch's
+    load_state_dict takes nothing of such a state, without a word.
+    """
+
+    parameter_count: int
+    names: dict[str, int]
+    devices: dict[str, int]
+    texts: bool
+
+
 class Describer:
     """Turns nodes into plain values; `reader` tells tensors from other objects."""
 
@@ -58,7 +81,10 @@ class Describer:
         self.reader = reader
         self.bounds = bounds
         self._sizes: dict[int, list[Any]] = {}  # lists that calls are given, which many may share
-        self._known_states: dict[int, tuple[int, dict[str, int], dict[str, int]]] = {}
+        self._known_states: dict[int, _States] = {}
+        self._known_rows: dict[int, tuple[Rows, int]] = {}
+        self._known_groups: dict[int, tuple[list[dict[str, Any]], int]] = {}
+        self.weigher = Weigher("values", reader.limits.repeated_value_bytes)
 
     def extra(self, node: Any, path: Path) -> Extra:
         """One entry: its type, its JSON-ready value (None when opaque), one line of text."""
@@ -79,32 +105,34 @@ class Describer:
                 f"{value['dtype']} tensor {value['shape']} on {tensor.device}",
             )
         value = self._value(node, self.bounds.depth, [self.bounds.leaves], frozenset())
-        return Extra(path, _type_word(node), value, self._text(node, value))
+        return Extra(path, type_word(node), value, self._text(node, value))
 
     def _text(self, node: Any, value: Any) -> str:
         if type(node) is Obj and global_name(node.fn) in SETS:
-            return f"set of {_call_items(node)[1]}"
+            return f"set of {call_items(node)[1]}"
         if type(node) is Obj and self._special(node) is not None:
-            return _short(value)
+            return short(value)
         if type(node) is Obj and array_shape(node) is not None:
             return f"numpy array {list(array_shape(node) or ())}"
         if type(node) is Obj and class_of(node) is not None:
             inner = value if isinstance(value, dict) else {}
-            shown = ", ".join(f"{k}={_short(v)}" for k, v in list(inner.items())[:6])
+            shown = ", ".join(f"{k}={short(v)}" for k, v in list(inner.items())[:6])
             more = ", …" if len(inner) > 6 else ""
             name = str(class_of(node)).rpartition(".")[2]
             return f"{name}({shown}{more})"[:160] if inner else name
         if isinstance(value, dict):
             listed = ", ".join(map(str, list(value)[:8]))
-            return f"dict of {len(_rows_of(node) or ())}" + (f": {listed}" if listed else "")
+            return f"dict of {self._rows(node)[1]}" + (f": {listed}" if listed else "")
         if isinstance(value, list):
-            return f"{_type_word(node)} of {_items_of(node)[1]}"
-        return _short(value)
+            return f"{type_word(node)} of {items_of_list(node)[1]}"
+        return short(value)
 
     def _value(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
         """Plain data for a node; '…' where a bound is reached, '<cycle>' where it holds itself."""
         if type(node) not in (Box, Obj, Tup, Pers, Global, Raw):
-            return _scalar(node)
+            if type(node) is str:
+                self.weigher.weigh(node, len(node))
+            return scalar(node)
         left[0] -= 1
         if left[0] < 0 or depth < 0:
             return self._rest("…")
@@ -112,6 +140,7 @@ class Describer:
             return "<cycle>"
         above = above | {id(node)}
         if type(node) is Raw:
+            self.weigher.weigh(node, len(node.value))
             return text_of(node) or f"<{len(node.value)} bytes>"
         if type(node) is Global:
             return f"<{node.full}>"
@@ -120,36 +149,57 @@ class Describer:
         return self._compound(node, depth - 1, left, above)
 
     def _compound(self, node: Any, depth: int, left: list[int], above: frozenset[int]) -> Any:
+        self.weigher.weigh(node, ITEM_BYTES * min(held_count(node), self.bounds.items + 1))
         if type(node) is Obj:
             tensor = self.reader.tensor(node)
             if tensor is not None:
                 return f"<tensor {list(tensor.shape or ())}>"
+            self._weigh_call(node)
             special = self._special(node)
             if special is not None:
                 return special
-        rows = _rows_of(node)
+        rows, count = self._rows(node)
         if rows is not None:
-            some, more = self._begin(rows, len(rows), left)
+            more = self._more(count, left)
+            for key, *_ in rows:
+                self.weigher.weigh(key, len(key) if type(key) is str else 0)
             told = {
                 str(part): self._value(row[1], depth, left, above)
-                for part, row in zip(key_parts(some), some, strict=True)
+                for part, row in zip(key_parts(rows), rows, strict=True)
             }
             return told | {"…": self._rest(f"{more:,} more")} if more else told
-        values, count = _items_of(node)
+        values, count = items_of_list(node)
         if type(node) in (Box, Tup) or count:
-            some, more = self._begin(values, count, left)
+            more = self._more(count, left)
+            some = islice(values, self.bounds.items)
             listed = [self._value(value, depth, left, above) for value in some]
             return [*listed, self._rest("…")] if more else listed
         name = class_of(node)
         return f"<{name}>" if name else "<object>"
 
-    def _begin(self, values: Iterable[Any], count: int, left: list[int]) -> tuple[list[Any], int]:
-        """What is told of `count` values, and how many are not."""
+    def _rows(self, node: Any) -> tuple[Rows | None, int]:
+        """The first items of a dict, or of what an object is filled with, and how many there are;
+        None for another.
+        """
+        if id(node) in self._known_rows:
+            return self._known_rows[id(node)]
+        rows = dict_items(node)
+        if not rows and type(node) is Obj:
+            rows = dict_items(filling(node))
+        if rows is None:
+            return None, 0
+        found = rows[: self.bounds.items], len(rows)
+        if len(rows) > _LONG:
+            self._known_rows[id(node)] = found
+        return found
+
+    def _more(self, count: int, left: list[int]) -> int:
+        """How many of `count` values are not told."""
         if self.bounds.whole:
             left[0] -= count
             if left[0] < 0:
                 self._rest("")
-        return list(islice(values, self.bounds.items)), max(0, count - self.bounds.items)
+        return max(0, count - self.bounds.items)
 
     def _rest(self, mark: str) -> str:
         """What stands for what is not told. Raises LimitExceeded where all has to be."""
@@ -164,11 +214,20 @@ class Describer:
         """As `_special`, but what calls share is told once."""
         args = items_of(node.args) or ()
         if global_name(node.fn) != "torch.Size" or not args:
-            return _special(node, self.bounds.items)
+            return special_value(node, self.bounds.items)
         known = self._sizes.get(id(args[0])) if type(args[0]) in (Box, Tup) else None
         if known is None:
-            known = self._sizes[id(args[0])] = _special(node, self.bounds.items)
+            known = self._sizes[id(args[0])] = special_value(node, self.bounds.items)
         return known
+
+    def _weigh_call(self, node: Obj) -> None:
+        """Count the first arguments of one: texts that a path has, what a size or set is made of."""
+        most = self.bounds.items
+        for arg in (items_of(node.args) or ())[:most]:
+            if type(arg) is str:
+                self.weigher.weigh(arg, len(arg))
+            elif type(arg) in (Box, Tup):
+                self.weigher.weigh(arg, ITEM_BYTES * min(held_count(arg), most))
 
     # -- optimizers --------------------------------------------------------------------------
     def _optimizer(self, node: Any) -> dict[str, Any] | None:
@@ -177,28 +236,37 @@ class Describer:
         if rows is None or not is_optimizer(rows):
             return None
         parts = {text_of(key): value for key, value, *_ in rows}
-        count, names, devices = self._states(parts["state"])
-        groups = (
-            [self._group(group) for group, *_ in elements(parts["param_groups"])]
-            if type(parts["param_groups"]) is Box
-            else []
-        )
+        count, names, devices, texts = self._states(parts["state"])
+        groups = self._groups(parts["param_groups"])
+        lost = texts and _has_numbers(parts["param_groups"])
         family = next((word for name, word in _OPTIMIZERS if name in names), "optimizer")
-        texts = {"ids_are_text": True} if _ids_are_text(parts) else {}
-        return texts | {
+        return {
             "family": family,
             "groups": groups,
             "state_count": count,
             "state_names": list(names),
             "devices": devices,
-        }
+        } | ({"ids_are_text": True} if lost else {})
 
-    def _states(self, node: Any) -> tuple[int, dict[str, int], dict[str, int]]:
-        """How many parameters have state, the names of its parts, and where its tensors are.
-        Remembered, since thousands of optimizers may share one.
-        """
+    def _groups(self, node: Any) -> list[dict[str, Any]]:
+        """The groups in a list, which thousands of optimizers may share."""
+        if type(node) is not Box:
+            return []
+        known, size_bytes = self._known_groups.get(id(node), (None, 0))
+        if known is None:
+            before = self.weigher.bytes
+            known = [self._group(group) for group, *_ in elements(node)]
+            self._known_groups[id(node)] = known, self.weigher.bytes - before
+        else:
+            self.weigher.repeat(size_bytes)
+        return known
+
+    def _states(self, node: Any) -> _States:
+        """What an optimizer's state holds. Remembered, since thousands of optimizers may share one."""
         if id(node) in self._known_states:
-            return self._known_states[id(node)]
+            known = self._known_states[id(node)]
+            self.weigher.repeat(sum(ITEM_BYTES + len(name) for name in known.names))
+            return known
         states = dict_items(node) or []
         names: dict[str, int] = {}
         devices: dict[str, int] = {}
@@ -208,36 +276,34 @@ class Describer:
                 tensor = self.reader.tensor(value)
                 if tensor is not None:
                     devices[tensor.device] = devices.get(tensor.device, 0) + 1
-        known = self._known_states[id(node)] = (len(states), names, devices)
+        ids = [text_of(key) for key, *_ in states]
+        texts = bool(ids) and all(text is not None and text.isdecimal() for text in ids)
+        known = self._known_states[id(node)] = _States(len(states), names, devices, texts)
         return known
+
+    def _count(self, box: Box) -> int:
+        """The items of a list, which thousands of groups may share."""
+        self.weigher.weigh(box, len(box.batches))
+        return sum(len(batch.items) for batch in box.batches if batch.op not in PAIR_OPS)
 
     def _group(self, node: Any) -> dict[str, Any]:
         group: dict[str, Any] = {}
+        self.weigher.weigh(node, ITEM_BYTES * (1 + held_count(node)))
         for key, value, *_ in dict_items(node) or ():
             name = key_text(key)
             if name in ("params", "param_names"):
-                group[f"{name}_count"] = (
-                    sum(1 for _ in elements(value)) if type(value) is Box else 0
-                )
+                group[f"{name}_count"] = self._count(value) if type(value) is Box else 0
             elif len(group) < self.bounds.items:
                 depth = self.bounds.depth if self.bounds.whole else 1
                 group[name] = self._value(value, depth, [self.bounds.leaves], frozenset())
         return group
 
 
-def _ids_are_text(parts: dict[str | None, Any]) -> bool:
-    """Whether parameters that have numbers in their groups have texts in the state, as DCP makes
-    all keys of dicts texts: torch's load_state_dict takes none of it, without a word.
-    """
-    texts = [text_of(key) for key, *_ in dict_items(parts["state"]) or ()]
-    if not texts or not all(text is not None and text.isdecimal() for text in texts):
-        return False
-    groups = [group for group, *_ in elements(parts["param_groups"])]
-    found = [
-        dict(zip(key_parts(rows), rows, strict=True)) for g in groups if (rows := dict_items(g))
-    ]
-    params = [rows["params"][1] for rows in found if "params" in rows]
-    return any(type(item) is int for node in params for item in _items_of(node)[0])
+def _has_numbers(groups: Any) -> bool:
+    """Whether the first parameter of the first group has a number, no name."""
+    first = next((group for group, *_ in elements(groups)), None) if type(groups) is Box else None
+    params = [value for key, value, *_ in dict_items(first) or () if text_of(key) == "params"]
+    return any(type(next(iter(items_of_list(value)[0]), None)) is int for value in params)
 
 
 def _optimizer_text(value: dict[str, Any]) -> str:
@@ -257,123 +323,6 @@ def _optimizer_text(value: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _scalar(node: Any) -> Any:
-    if type(node) is int and abs(node) >= _BIG:
-        return f"<{node.bit_length()}-bit int>"
-    if type(node) is float and (node != node or node in (float("inf"), float("-inf"))):
-        return repr(node)
-    if node == () and type(node) is tuple:
-        return []
-    return node
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{…}" if value else "{}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_short, value[:4]))}{', …' if len(value) > 4 else ''}]"
-    return repr(value) if isinstance(value, str) and not value.startswith("<") else str(value)
-
-
-def class_of(node: Obj) -> str | None:
-    """The class an object is of, seen through copy_reg._reconstructor."""
-    name = global_name(node.fn)
-    if name in ("copy_reg._reconstructor", "copyreg._reconstructor"):
-        args = items_of(node.args) or ()
-        return global_name(args[0]) if args else None
-    if name in ("collections.OrderedDict", "collections.defaultdict"):
-        return None
-    return name
-
-
-def _filling(node: Obj) -> Any:
-    """What an object is filled with: its state, else a dict among its arguments."""
-    if node.state is not None:
-        return node.state.value
-    args = items_of(node.args) or ()
-    return args[0] if len(args) == 1 else None
-
-
-def _rows_of(node: Any) -> list[Any] | None:
-    """The entries of a dict, or of what an object is filled with; None for what has none."""
-    rows = dict_items(node)
-    return dict_items(_filling(node)) if not rows and type(node) is Obj else rows
-
-
-def _items_of(node: Any) -> tuple[Iterable[Any], int]:
-    """The elements of a list, a tuple or a set, and how many."""
-    if type(node) in (Box, Obj):
-        count = sum(len(b.items) for b in node.batches or () if b.op not in PAIR_OPS)
-        return (value for value, *_ in elements(node)), count
-    items = items_of(node) or ()
-    return items, len(items)
-
-
-def _call_items(node: Obj) -> tuple[Iterable[Any], int]:
-    """The elements that a set or torch.Size is made of."""
-    args = items_of(node.args)
-    return _items_of(args[0]) if args else ((), 0)
-
-
-def _special(node: Obj, count: int) -> Any:
-    """Values that one call spells: devices, paths, bytes, numpy scalars, and the first `count` items
-    of sets and sizes.
-    """
-    device = device_text(node)
-    if device is not None:
-        return f"device('{device}')"
-    shape = array_shape(node)
-    if shape is not None:
-        return f"<array {list(shape)}>"
-    name = global_name(node.fn) or ""
-    args = items_of(node.args) or ()
-    if name.startswith("pathlib."):
-        slash = "\\" if "Windows" in name else "/"
-        return slash.join(filter(None, map(text_of, args)))
-    raw = inert_raw(args[0] if name.endswith(".bytearray") and args else node)
-    if raw is not None:
-        return f"<{len(raw)} bytes>"
-    if name.endswith("multiarray.scalar") and len(args) == 2:
-        return numpy_scalar(args[0], args[1])
-    if name in ("torch.Size", *SETS) and args:
-        items, size = _call_items(node)
-        told = [_scalar(item) if type(item) in (int, float, str, bool) else "…" for item in islice(items, count)]  # fmt: skip
-        return [*told, "…"] if size > count else told
-    return None
-
-
-_FORMATS = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i",
-            "int64": "q", "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "bool": "?"}  # fmt: skip
-
-
-def numpy_scalar(dtype: Any, data: Any) -> Any:
-    """The number in numpy's scalar(dtype, bytes); None when it is no plain number."""
-    from struct import error, unpack
-
-    known, raw = numpy_dtype(dtype), inert_raw(data)
-    if known is None or raw is None or known[0].name not in _FORMATS:
-        return None
-    try:
-        return _scalar(unpack((">" if known[1] else "<") + _FORMATS[known[0].name], raw)[0])
-    except error:
-        return None
-
-
-def _type_word(node: Any) -> str:
-    if type(node) is Obj:
-        name = class_of(node) or "dict"
-        return "set" if name in SETS else name
-    if type(node) is Box:
-        return {0x7D: "dict", 0x5D: "list"}.get(node.kind, "set")
-    if type(node) is Tup:
-        return "tuple"
-    if type(node) is Raw:
-        return "str" if text_of(node) is not None else "bytes"
-    if type(node) is Global:
-        return "class"
-    return {Pers: "storage"}.get(type(node), type(node).__name__)
-
-
 def top_extras(
     root: Any, reader: TensorReader, tables: Sequence[Table], bounds: Bounds = SHOWN
 ) -> tuple[Extra, ...]:
@@ -382,16 +331,20 @@ def top_extras(
     if rows is None:
         return ()
     describer, found = Describer(reader, bounds), []
-    told: dict[int, Extra] = {}
+    told: dict[int, tuple[Extra, int]] = {}
     held = {table.path for table in tables}
     held |= {tensor.path for table in tables if table.path == () for tensor in table.tensors}
     also = {path: table.path for table in tables for path in table.also}
     for (_, value, *_), part in zip(rows, key_parts(rows), strict=True):
         path: Path = (part,)
         if path not in held:
-            one = told.get(id(value))  # a large one may stand under thousands of names
-            if one is None:
-                one = told[id(value)] = describer.extra(value, path)
+            if id(value) in told:  # a large one may stand under thousands of names
+                one, size_bytes = told[id(value)]
+                describer.weigher.repeat(size_bytes)
+            else:
+                before = describer.weigher.bytes
+                one = describer.extra(value, path)
+                told[id(value)] = one, describer.weigher.bytes - before
             text = (
                 f"the same object as '{'.'.join(map(str, also[path]))}'"
                 if path in also

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
-from ckptool.checkpoint import DType, Extra
+from ckptool.checkpoint import DType, Extra, Path
 from ckptool.errors import StorageSize
 from ckptool.formats.extras import Describer
 from ckptool.formats.torch_pickle import Located, TensorReader
-from ckptool.pickles.nodes import DICT, LIST, Box, Walked
+from ckptool.pickles.nodes import DICT, LIST, Box, Obj, Walked
 
 _READERS = {
     0x4B: Struct("<B"), 0x4D: Struct("<H"), 0x4A: Struct("<i"), 0x47: Struct(">d"),
@@ -37,13 +37,12 @@ class _Number(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """An entry of the root that is, or holds, such numbers: item `at` of `items`, told in the
-    `extra`-th of the extras.
+    """An entry of the root that is, or holds, such numbers: the one item of `holder`, told in the
+    `extra`-th of the extras. The nodes of other entries are not kept by it.
     """
 
     extra: int
-    items: list[Any]
-    at: int
+    holder: list[Any]
 
 
 class Loose(NamedTuple):
@@ -63,8 +62,8 @@ class Loose(NamedTuple):
         for reader, start, items, at in self.numbers:
             items[at] = reader.unpack_from(data, start)[0]
         describer, rows = Describer(TensorReader(_nowhere)), list(extras)
-        for extra, items, at in self.entries:
-            rows[extra] = describer.extra(items[at], extras[extra].path)
+        for extra, holder in self.entries:
+            rows[extra] = describer.extra(holder[0], extras[extra].path)
         return tuple(rows)
 
 
@@ -82,12 +81,16 @@ def loose_numbers(walked: Walked, extras: Sequence[Extra]) -> Loose:
         return Loose()
     numbers: list[_Number] = []
     entries = []
+    told: dict[Path, list[int]] = {}
+    for number, extra in enumerate(extras):
+        told.setdefault(extra.path, []).append(number)
     for key, items, at, start, end in _held(root):
-        told = [i for i, extra in enumerate(extras) if extra.path == (key,)]
-        if type(key) is str and len(told) == 1:
-            found = list(_numbers_in(walked.data, (items, at, start, end), fetched))
+        once = told.get((key,), []) if type(key) is str else []
+        if len(once) == 1:
+            holder = [items[at]]
+            found = list(_numbers_in(walked.data, (holder, 0, start, end), fetched))
             numbers += found
-            entries += [_Entry(told[0], items, at)] if found else []
+            entries += [_Entry(once[0], holder)] if found else []
     return Loose(tuple(sorted(numbers, key=lambda one: one.start)), tuple(entries))
 
 
@@ -121,11 +124,22 @@ def _held(box: Box) -> Iterator[tuple[Any, list[Any], int, int, int]]:
 
 
 def _fetched(walked: Walked) -> frozenset[int] | None:
-    """The ids of all nodes that a GET takes from the memo; None where one names its slot in text."""
-    data, slots = walked.data, set()
+    """The ids of all nodes that a GET takes from the memo; None where one names its slot in text,
+    or takes what grows later: only such nodes can hold themselves, and those that do would stay in
+    memory after nobody needs them.
+    """
+    data, ids = walked.data, set()
     for pos in walked.gets:
         width = _GETS.get(data[pos])
         if width is None:
             return None
-        slots.add(int.from_bytes(data[pos + 1 : pos + 1 + width], "little"))
-    return frozenset(id(walked.memo[slot]) for slot in slots)
+        node = walked.memo[int.from_bytes(data[pos + 1 : pos + 1 + width], "little")]
+        if type(node) in (Box, Obj) and _grows_after(node, pos):
+            return None
+        ids.add(id(node))
+    return frozenset(ids)
+
+
+def _grows_after(node: Box | Obj, pos: int) -> bool:
+    filled = node.batches[-1].end if node.batches else 0
+    return max(filled, node.state.end if node.state is not None else 0) > pos

@@ -23,7 +23,7 @@ from hostile.corpus import CORPUS, lay
 from verbs_support import FIXTURES, TRUTHS, cli
 
 from ckptool.errors import CkptError
-from ckptool.formats import alike, assemble, read, torch_zip
+from ckptool.formats import alike, assemble, loose, read, torch_zip
 from ckptool.formats.alike import Alike
 from ckptool.limits import DEFAULT
 from ckptool.places import BytesSource, open_source
@@ -182,6 +182,9 @@ NUMBERS = {
     "an object": dictionary(W, ("n", b"cacme\nNet\n)\x81" + dictionary(("m", 3)) + b"b")),
     "beside in one": dictionary(("net", dictionary(W, ("n", 3), ("m", [4])))),
     "a state": dictionary(W, ("n", b"}(" + text("m") + b"K\x03u" + dictionary(("k", 4)) + b"b")),
+    "beside a list that holds itself": dictionary(W, ("n", 3), ("l", b"]q\x09(K\x04h\x09e")),
+    "beside a dict that grows once fetched": dictionary(
+        W, ("n", 3), ("d", b"}q\x09(" + text("m") + b"h\x09" + text("k") + b"K\x03u")),
 }  # fmt: skip
 
 
@@ -200,6 +203,7 @@ def test_whatever_number_is_another_is_told_as_of_the_file_alone(case):
     ("in a set", 0), ("in a dict that is ordered", 0), ("in a list fetched as a size", 0),
     ("a root fetched", 0), ("in a dict fetched", 0), ("a slot in text", 0), ("an object", 0),
     ("in a list that is a size", 1), ("in a list that a call is given", 0), ("a state", 0),
+    ("beside a list that holds itself", 0), ("beside a dict that grows once fetched", 0),
 ])  # fmt: skip
 def test_which_numbers_are_told_without_a_walk(case, count):
     known = Alike()
@@ -250,6 +254,38 @@ def test_what_is_kept_is_bounded(monkeypatch):
             said(BytesSource(data, "x.pth"), known)
         assert len(known._known) <= 8
     assert max(len(one.tensors) for one in known._known) == 1
+
+
+def test_thousands_of_entries_cost_each_its_own_look(monkeypatch):
+    """All under one key, or each under its own: an entry is not compared with all the others."""
+    looks = []
+
+    class Watched(tuple):
+        def __eq__(self, other):
+            looks.append(0)
+            return tuple(self) == tuple(other)
+
+        __hash__ = tuple.__hash__
+
+    net = dictionary(W, *((f"n{number % 700}", 3) for number in range(1_400)))
+    found = read(BytesSource(archive(pickled(net)), "x.pth"), DEFAULT)
+    extras = [extra._replace(path=Watched(extra.path)) for extra in found.extras]
+    assert len(loose.loose_numbers(found.handle.walked, extras).numbers) == 0, "each is set twice"
+    net = dictionary(W, *((f"n{number}", 3) for number in range(1_400)))
+    found = read(BytesSource(archive(pickled(net)), "x.pth"), DEFAULT)
+    extras = [extra._replace(path=Watched(extra.path)) for extra in found.extras]
+    assert len(loose.loose_numbers(found.handle.walked, extras).numbers) == 1_400
+    assert len(looks) < 20_000
+
+
+def test_other_entries_are_not_kept_for_the_numbers_of_one():
+    data = archive(pickled(dictionary(W, ("n", [3, 4]), ("other", [b"]"] * 100))))
+    known = Alike()
+    for _ in range(2):
+        said(BytesSource(data, "x.pth"), known)
+    ((entry,),) = [one.loose.entries for one in known._known]
+    (held,) = entry.holder
+    assert [batch.items for batch in held.batches] == [[3, 4]]
 
 
 def test_where_no_files_are_alike_few_are_looked_at_and_alike_ones_still_found(walks, monkeypatch):

@@ -25,6 +25,8 @@ from formats_support import (
 from torch import nn
 
 from ckptool.errors import CkptError
+from ckptool.formats import dicts
+from ckptool.limits import DEFAULT
 
 
 def sd(prefix="", seed=0):
@@ -568,3 +570,39 @@ def test_a_dict_without_tensors_is_read(value):
 def test_call_helpers_agree_with_torch():
     assert read_bytes(archive(pickled(dictionary(("w", W))))).tensors[0].shape == (2, 3)
     assert call("a.b") == b"ca\nb\n(tR"
+
+
+@pytest.mark.parametrize(("bits", "said"), [(4096, None), (4097, "a layer version of 4,097 bits")])
+def test_a_layer_version_that_python_would_not_write_out_is_refused(bits, said):
+    """Every report would fail on it: the limit is Python's own, on digits."""
+    layers = collections.OrderedDict({"": {"version": (1 << bits) - 1}})
+    net = sd()
+    net._metadata = layers
+    if said is None:
+        assert read_bytes(saved(net)).tables[0].metadata == layers
+        return
+    with pytest.raises(CkptError, match=said):
+        read_bytes(saved(net))
+
+
+def layers(count, value):
+    """A state_dict whose `count` layers have one dict of versions."""
+    rows = [(f"m{at}", b"h\x09" if at else value + b"q\x09") for at in range(count)]
+    state = dictionary(("_metadata", HOOKS + dictionary(*rows)[1:]))
+    return archive(pickled(HOOKS + dictionary(("w", tensor()))[1:] + state + b"b"))
+
+
+@pytest.mark.parametrize(("value", "each"), [
+    (dictionary(("version", 2)), 24), (dictionary(("v", dictionary(("a", 1), ("b", 2)))), 3 * 24),
+    (dictionary(("version", text("x" * 40))), 64),
+])  # fmt: skip
+def test_layer_versions_that_the_memo_repeats_are_read_once_up_to_a_limit(value, each, monkeypatch):
+    texts = 40 if each == 64 else 0  # an honest file has none: the first counts too
+    limit = DEFAULT._replace(repeated_value_bytes=9 * each + texts)
+    monkeypatch.setattr(dicts, "DEFAULT", limit)
+    found = read_bytes(layers(10, value)).tables[0].metadata
+    assert list(found) == [f"m{at}" for at in range(10)]
+    assert len({id(row) for row in found.values()}) == 1
+    monkeypatch.setattr(dicts, "DEFAULT", limit._replace(repeated_value_bytes=9 * each + texts - 1))
+    with pytest.raises(CkptError, match="layer versions of more than"):
+        read_bytes(layers(10, value))

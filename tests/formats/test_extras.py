@@ -27,6 +27,10 @@ from formats_support import (
 )
 from torch import nn
 
+from ckptool.errors import LimitExceeded
+from ckptool.formats import extras
+from ckptool.limits import DEFAULT
+
 STATE = {"w": torch.ones(2)}
 
 
@@ -376,3 +380,79 @@ def test_extras_of_a_bare_pickle(protocol):
 def test_metadata_of_safetensors_is_an_extra():
     (row,) = read_path(FIXTURES / "model.safetensors").extras
     assert (row.path, row.value) == (("__metadata__",), {"format": "pt"})
+
+
+def shared(rows, first, limit):
+    """A file whose entries `rows` are one object, told within `limit` bytes of repetition."""
+    memo = first + b"q\x09"
+    entries = [("w", tensor()), ("n0", memo), *((f"n{at}", b"h\x09") for at in range(1, rows))]
+    data = archive(pickled(dictionary(*entries)))
+    return read_bytes(data, limits=DEFAULT._replace(repeated_value_bytes=limit)).extras
+
+
+OPTIMIZER = dictionary(
+    ("state", b"}"), ("param_groups", b"](" + dictionary(("lr", 0.5), ("params", [0, 1])) + b"e")
+)
+GROUP = 24 * 5 + 1  # the group, its two keys and values, the list of its parameters
+
+
+@pytest.mark.parametrize(("first", "each"), [
+    (text("x" * 100), 100),  # the text alone
+    (b"](" + text("y" * 50) + text("z") + b"e", 2 * 24 + 51),
+    (dictionary(("kk", 3), ("m", text("y" * 50))), 4 * 24 + 3 + 50),
+    (OPTIMIZER, GROUP),
+    (call("pathlib.PurePosixPath", text("p" * 30), text("q")), 31),
+    (call("torch.Size", tup(2, 3)), 48),
+])  # fmt: skip
+def test_what_the_memo_repeats_is_told_up_to_a_limit(first, each):
+    """Of ten names for one value nine are repetitions; three bytes of pickle could be a megabyte."""
+    told = shared(10, first, 9 * each)
+    assert len(told) == 10
+    assert len({repr(one[1:]) for one in told}) == 1
+    if each:
+        with pytest.raises(
+            LimitExceeded, match=f"more than {9 * each - 1:,} bytes that are repeated"
+        ):
+            shared(10, first, 9 * each - 1)
+
+
+def test_optimizers_that_share_their_groups_are_weighed_too():
+    """Each is an object of its own, and the second one of ten names."""
+    groups = b"](" + dictionary(("lr", 0.5), ("params", [0, 1])) + b"eq\x07"
+    first = dictionary(("state", b"}"), ("param_groups", groups))
+    second = dictionary(("state", b"}"), ("param_groups", b"h\x07")) + b"q\x09"
+    names = [
+        ("w", tensor()),
+        ("a", first),
+        ("n0", second),
+        *((f"n{at}", b"h\x09") for at in range(1, 10)),
+    ]
+    data = archive(pickled(dictionary(*names)))
+    (one, *others) = read_bytes(
+        data, limits=DEFAULT._replace(repeated_value_bytes=10 * GROUP)
+    ).extras
+    assert [row.value for row in others] == [one.value] * 10
+    assert one.value["groups"] == [{"lr": 0.5, "params_count": 2}]
+    with pytest.raises(LimitExceeded):
+        read_bytes(data, limits=DEFAULT._replace(repeated_value_bytes=10 * GROUP - 1))
+
+
+def test_a_path_of_many_parts_is_cut():
+    parts = [text("p") + b"q\x09", *[b"h\x09"] * 99]
+    data = archive(
+        pickled(dictionary(("w", tensor()), ("p", call("pathlib.PurePosixPath", *parts))))
+    )
+    (row,) = read_bytes(data).extras
+    assert row.value == "/".join(["p"] * 64 + ["…"])
+
+
+def test_a_long_dict_in_many_lists_is_read_once(monkeypatch):
+    """Its first items are shown; all of them would be looked at each time."""
+    looked = []
+    real = extras.dict_items
+    monkeypatch.setattr(extras, "dict_items", lambda node: looked.append(real(node)) or looked[-1])
+    long = dictionary(*((f"k{at}", 1) for at in range(1_001))) + b"q\x09"
+    lists = [(f"l{at}", b"](" + (b"h\x09" if at else long) + b"e") for at in range(50)]
+    told = read_bytes(archive(pickled(dictionary(("w", tensor()), *lists)))).extras
+    assert [len(row.value[0]) for row in told] == [65] * 50
+    assert sum(rows is not None and len(rows) == 1_001 for rows in looked) == 1

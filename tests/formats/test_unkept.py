@@ -12,6 +12,7 @@ from hostile.corpus import CORPUS
 
 from ckptool.errors import CkptError
 from ckptool.formats import assemble
+from ckptool.formats.audit_users import lost_tensors
 from ckptool.formats.entries import contents
 from ckptool.pickles.nodes import Tup
 from ckptool.verbs.verify_torch import loading
@@ -61,6 +62,25 @@ def test_what_a_plain_tensor_was_made_of_is_let_go():
         assert [t.shape for t in found.tensors] == [(2, 3)] * 50
         del found
     assert counts[True] - counts[False] >= 4 * 50
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+def test_the_tensor_that_a_lost_storage_is_a_part_of_is_named():
+    """Scales and zero points, indices, what an attribute holds: none is the storage of the record."""
+    scales, points = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1, 2, 3])
+    net = torch.nn.Linear(2, 2)
+    net.weight.mask = torch.ones(5)
+    data = saved({
+        "quantized": torch.quantize_per_channel(torch.ones(3, 2), scales, points, 0, torch.qint8),
+        "sparse": torch.eye(2).to_sparse(), "w": net.weight,
+    })  # fmt: skip
+    lost = {}
+    for keep in (True, False):
+        found = read_bytes(data, keep=keep)
+        keys = [storage.key for storage in found.storages]
+        lost[keep] = [lost_tensors(found, {key: "damaged"}) for key in keys]
+    names = ["quantized"] * 3 + ["sparse"] * 2 + ["w"] * 2
+    assert lost[False] == lost[True] == [((name, "damaged"),) for name in names]
 
 
 def test_what_others_need_of_a_tensor_stays():
