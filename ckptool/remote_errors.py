@@ -117,7 +117,7 @@ def no_ranges(place: Located) -> CkptError:
 def short(place: Located) -> Truncated:
     """Fewer bytes came than were announced."""
     return Truncated(
-        f"the server broke off in the middle of an answer, also after {RETRIES} more tries",
+        "the server broke off in the middle of an answer, or sent another number of bytes than it said",
         path=place.name, hint="try again; if it stays so, the file on the server is damaged",
     )  # fmt: skip
 

@@ -9,9 +9,11 @@ off when one leads to another host.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, NamedTuple
+from threading import Thread, current_thread, main_thread
+from typing import Any, NamedTuple, TypeVar
 
 from ckptool.errors import CkptError, EngineError
 from ckptool.remote_errors import RETRIES, explained, short
@@ -25,6 +27,7 @@ _STALLED = "60s"  # without a byte
 _LARGEST_WHOLE = 16 << 20
 _KEPT = 8
 _kept: dict[tuple[Any, ...], Any] = {}
+Given = TypeVar("Given")
 _MARK = "ckptool"  # a name in the metadata of objects, which every store we write to keeps
 
 
@@ -67,31 +70,44 @@ class Store:
 
     def get(self, start: int, end: int) -> Answer:
         """Bytes [`start`, `end`), fewer at the end of the object."""
-        try:
+
+        def answer() -> Answer:
             found = self.obs.get(self.store, self.place.key, options={"range": (start, end)})
-            data = memoryview(found.bytes())
             first, last = found.range
-            meta = _meta(found.meta)
+            data = _body(found, min(last - first, end - start))
+            if len(data) != last - first:
+                raise short(self.place)
+            return Answer(first, data, _meta(found.meta))
+
+        return self._asked(answer)
+
+    def _asked(self, work: Callable[[], Given]) -> Given:
+        try:
+            return waited(work)
+        except CkptError:
+            raise
         except Exception as error:
             raise explained(error, self.place) from None
-        if len(data) != last - first:
-            raise short(self.place)
-        return Answer(first, data, meta)
 
     def whole(self) -> Answer | None:
         """The whole of a small object; None where it is not small."""
-        try:
+
+        def answer() -> Answer | None:
             found = self.obs.get(self.store, self.place.key)
-            if found.meta["size"] > _LARGEST_WHOLE:
+            meta = _meta(found.meta)
+            if meta.size > _LARGEST_WHOLE:
                 return None
-            return Answer(0, memoryview(found.bytes()), _meta(found.meta))
-        except Exception as error:
-            raise explained(error, self.place) from None
+            data = _body(found, meta.size)
+            if len(data) != meta.size:
+                raise short(self.place)
+            return Answer(0, data, meta)
+
+        return self._asked(answer)
 
     def head(self) -> Meta | None:
         """Size and identity without content; None where there is no such object."""
         try:
-            return _meta(self.obs.head(self.store, self.place.key))
+            return waited(lambda: _meta(self.obs.head(self.store, self.place.key)))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -100,7 +116,7 @@ class Store:
     def look(self) -> Look | None:
         """As `head`, with the mark it was put with."""
         try:
-            found = self.obs.get(self.store, self.place.key, options={"head": True})
+            found = waited(lambda: self.obs.get(self.store, self.place.key, options={"head": True}))
             return Look(_meta(found.meta), str(found.attributes.get(_MARK, "")))
         except FileNotFoundError:
             return None
@@ -110,7 +126,9 @@ class Store:
     def listed(self, prefix: str) -> tuple[dict[str, int], list[str]]:
         """{name: size in bytes} and prefixes right under a prefix that ends with / (or is "")."""
         try:
-            found = self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
+            found = waited(
+                lambda: self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
+            )
         except Exception as error:
             raise explained(error, self.place) from None
         marker = prefix.rstrip("/")  # an empty object that some programs make for a folder
@@ -125,10 +143,10 @@ class Store:
         """The whole object at once; with `create` only where none is. Raises FileExistsError."""
         mode = "create" if create else "overwrite"
         try:
-            self.obs.put(
+            waited(lambda: self.obs.put(
                 self.store, self.place.key, data, mode=mode, use_multipart=False,
                 **self._attributes(),
-            )  # fmt: skip
+            ))  # fmt: skip
         except Exception as error:
             if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
                 raise FileExistsError from None
@@ -147,11 +165,34 @@ class Store:
     def delete(self) -> None:
         """Remove the object; none there is fine."""
         try:
-            self.obs.delete(self.store, self.place.key)
+            waited(lambda: self.obs.delete(self.store, self.place.key))
         except FileNotFoundError:
             return
         except Exception as error:
             raise explained(error, self.place) from None
+
+
+def _body(found: Any, size: int) -> memoryview:
+    """What came, up to one byte more than `size`: a server may send without end."""
+    return memoryview(next(iter(found.stream(min_chunk_size=size + 1)), b""))[: size + 1]
+
+
+def waited(work: Callable[[], Given]) -> Given:
+    """What `work` gives. The main thread has another one do it: obstore does not hear of signals,
+    and a ^C would wait for a server that says nothing.
+    """
+    if current_thread() is not main_thread():
+        return work()
+    done: Future[Given] = Future()
+
+    def carry_out() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=carry_out, name="ckptool-ask", daemon=True).start()
+    return done.result()
 
 
 _first: list[int] = []  # the process in which obstore was first asked for

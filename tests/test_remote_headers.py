@@ -146,6 +146,55 @@ def test_convert_refuses_it_and_leaves_nothing(lie, out, site, good, tmp_path, c
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
+def into(place):
+    """Load it into a model of zeros; what the model then holds."""
+    model = torch.nn.Module()
+    model.l = torch.nn.Module()
+    for i in range(COUNT):
+        part = torch.nn.Module()
+        part.w = torch.nn.Parameter(torch.zeros(5000))
+        model.l.add_module(str(i), part)
+    try:
+        ckptool.load_into(model, place)
+    finally:
+        total = sum(float(value.detach().abs().sum()) for value in model.parameters())
+    return total
+
+
+READERS = {
+    "load": ckptool.load,
+    "unchecked": lambda place: ckptool.load(place, check=False),
+    "into": into,
+    "stats": lambda place: ckptool.inspect(place, stats=True).to_dict(),
+    "hash": lambda place: ckptool.inspect(place, hash=True).to_dict(),
+    "bytes": lambda place: ckptool.diff(place, "good.pth", bytes=True).to_dict(),
+    "values": lambda place: ckptool.diff("good.pth", place, values=True).to_dict(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("lie", ["name", "crc", "extra", "no descriptor"])
+def test_who_reads_the_numbers_refuses_it(lie, reader, site, good):
+    Path("good.pth").write_bytes(good)
+    said = []
+    for path in place(site, lies(good)[lie]):
+        with pytest.raises(ckptool.CkptError) as caught:
+            READERS[reader](path)
+        said.append((caught.value.slug, caught.value.text, caught.value.member))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_who_reads_the_numbers_reads_the_right_ones(reader, site, good):
+    """Also where the beginning of the data was computed wrongly."""
+    Path("good.pth").write_bytes(good)
+    there, near = (READERS[reader](path) for path in place(site, moved(good)))
+    if isinstance(near, dict) and "l.0.w" in near:
+        assert all(torch.equal(there[key], near[key]) for key in near)
+    else:
+        assert json.dumps(there).replace(site.url("net.pth"), "net.pth") == json.dumps(near)
+
+
 def test_what_was_there_stays(site, good, tmp_path, capsys):
     url, _ = place(site, lies(good)["name"])
     (tmp_path / "o.pth").write_bytes(b"old")

@@ -27,6 +27,7 @@ from ckptool.verbs.diff_report import Compared, Diff
 from ckptool.verbs.diff_ties import changed_ties
 from ckptool.verbs.diff_values import NOTHING, Comparer, Question, Verdict, group, same_layout
 from ckptool.verbs.leaving import JOINED
+from ckptool.verbs.opening import doubting
 from ckptool.verbs.reading import Opened, let_go, opened
 
 Progress = Callable[[int, int], None]
@@ -78,11 +79,21 @@ def diff_places(
     progress: Progress | None = None,
 ) -> Diff:  # fmt: skip
     """Compare two files or folders. Raises CkptError, naming the file."""
+    return doubting(lambda patient: _compared(a, b, asked, limits, progress, patient))
+
+
+def _compared(
+    a: PlaceLike, b: PlaceLike, asked: Asked, limits: Limits, progress: Progress | None,
+    patient: bool,
+) -> Diff:  # fmt: skip
     question = asked.question
+    reads = question.values or question.bytes
     with paused(), ExitStack() as stack:
         found, sides, files = [], [], []
         for place in (a, b):  # one pickle at a time
-            this = stack.enter_context(opened(place, limits, keep=False))
+            this = stack.enter_context(
+                opened(place, limits, strict=reads, patient=patient, keep=False)
+            )
             sides.append(side_of(this, limits))
             files.append(stack.enter_context(closing(SideFiles(this))))
             let_go(this.checkpoint)

@@ -18,6 +18,7 @@ from ckptool.places import PlaceLike
 from ckptool.rules import wrappers
 from ckptool.verbs.advice import advise
 from ckptool.verbs.numbering import numbered
+from ckptool.verbs.opening import doubting
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.report import Inspection, headline
 from ckptool.verbs.tables import choose_table
@@ -57,11 +58,18 @@ def inspect_place(
     """
     if asked is not None or wish is not None:  # they may ask the pickle itself
         alike = None
-    with paused(), opened(place, limits, keep=False, alike=alike) as found:
-        seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
-    if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs neither pickle nor records
-        return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
-    return seen
+    reads = wish is not None and (wish.stats or wish.hash)
+
+    def inspected(patient: bool) -> Inspection:
+        with paused(), opened(
+            place, limits, strict=reads, patient=patient, keep=False, alike=alike
+        ) as found:  # fmt: skip
+            seen = describe(found.checkpoint, selection, asked, measuring(found, wish, limits))
+        if hasattr(found.checkpoint.handle, "let_go"):  # who shows it needs no pickle, no records
+            return replace(seen, checkpoint=found.checkpoint._replace(handle=None))
+        return seen
+
+    return doubting(inspected)
 
 
 def summarise_place(

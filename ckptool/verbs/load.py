@@ -18,7 +18,7 @@ from ckptool.models.tensors import Loader, find_device
 from ckptool.models.tensors_trust import trusted_load
 from ckptool.places import PlaceLike, Source, is_url, open_source
 from ckptool.verbs.joined_sums import check_joined
-from ckptool.verbs.opening import is_folder
+from ckptool.verbs.opening import doubting, is_folder
 from ckptool.verbs.reading import opened
 
 _SHOWN = 3
@@ -43,18 +43,23 @@ def load_place(
             raise UsageError("trust=True hands a file to torch.load: download it first")
         if trust and _is_pickled(place, name):
             return trusted_load(name if name is not None else place, where)  # type: ignore[arg-type]
-        with opened(place, limits) as found:
-            refuse_ranks(found.checkpoint)
-            if check:
-                check_joined(found.checkpoint)
-            stays = staying(found.checkpoint)
-            loader = Loader(found.checkpoint, found.source, where, stays=stays, check=check)
-            made = loader.nesting()
-            loader.finish()
+
+        def loaded(patient: bool) -> tuple[Any, Checkpoint, Loader]:
+            with opened(place, limits, strict=True, patient=patient) as found:
+                refuse_ranks(found.checkpoint)
+                if check:
+                    check_joined(found.checkpoint)
+                stays = staying(found.checkpoint)
+                loader = Loader(found.checkpoint, found.source, where, stays=stays, check=check)
+                made = loader.nesting()
+                loader.finish()
+            return made, found.checkpoint, loader
+
+        made, checkpoint, loader = doubting(loaded)
     except CkptError as error:
         error.path = error.path or name
         raise
-    _tell(found.checkpoint.file, loader.modules)
+    _tell(checkpoint.file, loader.modules)
     return made
 
 

@@ -28,6 +28,7 @@ from ckptool.verbs.fitting import Asked
 from ckptool.verbs.joined_sums import check_joined
 from ckptool.verbs.load import refuse_ranks, staying
 from ckptool.verbs.load_choice import AUTO, Choice, Rules, choose, refuse
+from ckptool.verbs.opening import doubting
 from ckptool.verbs.reading import Opened, opened
 from ckptool.verbs.tables import path_name
 
@@ -128,10 +129,14 @@ def load_into_place(
     name = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     try:
         run = _Run(model, options)
-        with opened(place, limits) as found:
-            staged = run.staged(found)
+
+        def read(patient: bool) -> tuple[Checkpoint, _Staged]:
+            with opened(place, limits, strict=True, patient=patient) as found:
+                return found.checkpoint, run.staged(found)
+
+        checkpoint, staged = doubting(read)
         run.apply(staged)
-        return run.report(found.checkpoint, staged)
+        return run.report(checkpoint, staged)
     except CkptError as error:
         error.path = error.path or name
         raise
