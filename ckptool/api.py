@@ -152,7 +152,7 @@ class OpenCheckpoint:
 def open(place: PlaceLike, *, limits: Limits = DEFAULT) -> OpenCheckpoint:  # noqa: A001 - the API's word
     """Open a path or a binary file object. Raises CkptError, naming the file."""
     with ExitStack() as stack:
-        found = stack.enter_context(opened(place, limits))
+        found = stack.enter_context(opened(place, limits, numbers=True))
         return OpenCheckpoint(found.source, found.checkpoint, stack.pop_all())
 
 

@@ -5,7 +5,7 @@ Knows: bounds, short reads, windows. Must not know: files, networks, formats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from ckptool.errors import CkptError, InputChanged, Truncated
@@ -79,6 +79,11 @@ class Source:
         pass. Only of a source that is `patient`.
         """
         raise NotImplementedError
+
+    def watch(self, spans: Sequence[Span], check: Callable[[int], object]) -> None:
+        """Have `check(number)` run before bytes of `spans[number]` are given for the first time; spans
+        do not overlap. Only of a source that is `far`: what was computed of others was compared.
+        """
 
     def settle(self) -> None:
         """Run what was put off. Raises Doubted, or that the spans cannot be read."""
@@ -189,6 +194,9 @@ class _Window(Source):
 
     def will_read(self, spans: Iterable[Span]) -> None:
         self._outer.will_read(span.within(self._span) for span in spans)
+
+    def watch(self, spans: Sequence[Span], check: Callable[[int], object]) -> None:
+        self._outer.watch([span.within(self._span) for span in spans], check)
 
     def absolute(self, span: Span) -> Span:
         return self._outer.absolute(span.within(self._span))

@@ -9,7 +9,7 @@ kept is bounded; every answer must come from the same version of the object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from ckptool.reads import Doubted, Source, changed
 from ckptool.remote_ahead import AT_ONCE, GAP, HEAD, PIECE, Ahead, Request
 from ckptool.remote_errors import short
 from ckptool.remote_kept import Kept
-from ckptool.remote_noted import Noted
+from ckptool.remote_noted import Noted, Watch
 from ckptool.remote_stores import Answer, Meta, Store
 from ckptool.remote_urls import Located
 from ckptool.spans import Address, Span
@@ -48,6 +48,7 @@ class RemoteSource(Source):
         self._heard = monotonic()
         self._noted = noted
         self._owed: Callable[[], bool] | None = None
+        self._watches: list[Watch] = []
         self._note(first)
 
     def near(self, span: Span) -> bool:
@@ -73,6 +74,10 @@ class RemoteSource(Source):
                 noted.take(start, data)
         self._noted, self._owed = noted, check
         self.patient = False
+
+    def watch(self, spans: Sequence[Span], check: Callable[[int], object]) -> None:
+        """As often as parts of it are computed."""
+        self._watches.append(Watch(spans, check))
 
     def settle(self) -> None:
         """Fetch what has not passed, run the check. Raises Doubted, and what `expect` raises."""
@@ -127,6 +132,8 @@ class RemoteSource(Source):
     def _fetch(self, offset: int, size: int) -> bytes:
         if not size:  # no store gives a range of nothing
             return b""
+        for watch in self._watches:
+            watch.look(offset, size)
         with self._lock:
             found = self._kept.find(offset, size)
             if found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from struct import Struct
 
-from ckptool.errors import Truncated, ZipAmbiguous
+from ckptool.errors import CkptError, Truncated, ZipAmbiguous
 from ckptool.places import Source
 from ckptool.spans import Span
 from ckptool.zipcentral import Entry, new_entry
@@ -28,6 +28,7 @@ _FIELDS = Struct("<4s2x2H4x3I2H")  # of LOCAL, without version and times
 _AHEAD, _SMALL = 1 << 16, 1 << 12
 _LONGEST_EXTRA = (1 << 16) - 1  # of a local header: a 16-bit field
 _ALIGNED = 64
+_AT_ONCE = 1 << 19
 _PADDING = 4 + _ALIGNED  # the extra field by which torch aligns data
 
 
@@ -60,12 +61,13 @@ def match_local_headers(
 ) -> tuple[Entry, ...]:
     """Entries whose headers, data and descriptors fill [`start`, `end`) without gap or overlap.
 
-    Of a far source they are computed, where that is certain, and only those at hand are compared;
-    of one that puts checks off, all of them are, in its `settle`. Raises ZipAmbiguous.
+    Of a far source they are computed, where that is certain; those at hand are compared, and of the
+    others each before its data is read. Of one that puts checks off, all of them are, in its `settle`. Raises ZipAmbiguous.
     """
     if source.far:
         computed = computed_entries(source, listed, end)
         if computed is not None:
+            _watch(source, computed, end)
             return computed
     elif source.patient and not start and not _chunk(end, len(listed)):
         computed = computed_entries(source, listed, end)
@@ -84,6 +86,28 @@ def _around(entries: Iterable[Entry]) -> Iterator[Span]:
         start = max(entry.header_offset - DESCRIPTOR64.size, 0)
         end = entry.header_offset + _about(entry) + _PADDING
         yield Span(start, (min(end, entry.data_offset) if entry.data_offset > 0 else end) - start)
+
+
+def _watch(source: Source, computed: tuple[Entry, ...], end: int) -> None:
+    """Have the source compare each header, and what follows the data, before the data is read."""
+
+    def check(number: int) -> None:
+        entry = computed[number]
+        last = number + 1 == len(computed)
+        whole = (end if last else computed[number + 1].header_offset) - entry.header_offset
+        try:
+            if whole <= _AT_ONCE:  # one journey for its header, its data and what follows
+                source.read(entry.header_offset, whole)
+            found = _matched(source, [entry], entry.header_offset + whole, entry.header_offset)
+            if found != (entry,):
+                ambiguous(
+                    "from afar it cannot be told where its data begins: download it", entry.name
+                )
+        except CkptError as error:
+            error.path = error.path or source.name
+            raise
+
+    source.watch([Span(entry.data_offset, entry.compressed_size) for entry in computed], check)
 
 
 def _put_off(source: Source, listed: list[Entry], end: int, computed: tuple[Entry, ...]) -> None:

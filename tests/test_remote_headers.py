@@ -195,6 +195,47 @@ def test_who_reads_the_numbers_reads_the_right_ones(reader, site, good):
         assert json.dumps(there).replace(site.url("net.pth"), "net.pth") == json.dumps(near)
 
 
+def uncounted(data):
+    """The same without checksums, which torch can leave out: nothing else then tells wrong bytes."""
+    out = bytearray(data)
+    for entry in read_directory(BytesSource(data, "x")).entries:
+        if "/data/" in entry.name:
+            length = struct.pack("<H", len(entry.name))
+            at = [m.start() for m in re.finditer(re.escape(entry.name.encode()), data)]
+            row = next(n for n in (a - CENTRAL.size for a in at[::-1])
+                       if data[n : n + 4] == b"PK\1\2" and data[n + 28 : n + 30] == length)  # fmt: skip
+            end = entry.data_offset + entry.compressed_size
+            for at in (entry.header_offset + 14, row + 16, end + 4):
+                out[at : at + 4] = bytes(4)
+    return bytes(out)
+
+
+def first_of(url, key):
+    with ckptool.open(url) as found:
+        return found.weights[key].numpy()[0]
+
+
+def test_no_wrong_number_where_data_begins_elsewhere_than_computed(site, good):
+    """It was shown, and two equal files told apart, without a word."""
+    url, here = place(site, uncounted(moved(good)))
+    assert first_of(url, "l.3.w") == first_of(here, "l.3.w") == torch.load(here)["l.3.w"][0]
+    assert torch.equal(ckptool.load(url)["l.100.w"], torch.load(here)["l.100.w"])
+    for read in (lambda: first_of(url, "l.100.w"), lambda: ckptool.diff(url, here)):
+        with pytest.raises(ckptool.CkptError) as caught:
+            read()
+        assert (caught.value.slug, caught.value.member) == ("zip-ambiguous", VICTIM)
+
+
+@pytest.mark.parametrize("lie", ["name", "crc", "extra", "no descriptor"])
+def test_a_tensor_whose_header_lies_is_not_given(lie, site, good):
+    url, _ = place(site, lies(good)[lie])
+    assert first_of(url, "l.3.w") == torch.load(io.BytesIO(good))["l.3.w"][0]
+    for _ in range(2):
+        with pytest.raises(ckptool.CkptError) as caught:
+            first_of(url, "l.100.w")
+        assert caught.value.slug == "zip-ambiguous"
+
+
 def test_what_was_there_stays(site, good, tmp_path, capsys):
     url, _ = place(site, lies(good)["name"])
     (tmp_path / "o.pth").write_bytes(b"old")

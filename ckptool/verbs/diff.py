@@ -92,7 +92,7 @@ def _compared(
         found, sides, files = [], [], []
         for place in (a, b):  # one pickle at a time
             this = stack.enter_context(
-                opened(place, limits, strict=reads, patient=patient, keep=False)
+                opened(place, limits, strict=reads, patient=patient, numbers=True, keep=False)
             )
             sides.append(side_of(this, limits))
             files.append(stack.enter_context(closing(SideFiles(this))))

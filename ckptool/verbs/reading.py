@@ -49,15 +49,16 @@ def let_go(checkpoint: Checkpoint) -> None:
 @contextmanager
 def opened(
     place: PlaceLike, limits: Limits = DEFAULT, *, strict: bool = False, patient: bool = False,
-    keep: bool = True, alike: Alike | None = None,
+    numbers: bool = False, keep: bool = True, alike: Alike | None = None,
 ) -> Iterator[Opened]:  # fmt: skip
     """Read what `place` is; closed at the end. `strict` and `patient` as for `open_place`, `keep` and
-    `alike` as for `formats.read`. Raises CkptError, naming the file; Doubted for one that is
+    `alike` as for `formats.read`. `numbers`: they may be read, so that files of a folder, which are
+    opened once more for that, are strictly read. Raises CkptError, naming the file; Doubted for one that is
     `patient` and lies.
     """
     path = os.fsdecode(place) if isinstance(place, str | bytes | os.PathLike) else None
     notes: tuple[Note, ...] = ()
-    asked = None if path is None else meant(path, strict=strict)
+    asked = None if path is None else meant(path, strict=strict or numbers)
     if asked is not None:
         folder, held = asked
         if held.is_index:
