@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckptool.errors import CkptError, EngineError
 from ckptool.remote_errors import RETRIES, explained, short
+from ckptool.remote_landing import landed
 from ckptool.remote_urls import Located
 
 _HINT = "pip install 'ckptool[remote]'"
@@ -64,7 +65,7 @@ class Store:
         self.mark = mark
         self.obs = _obstore(place)
         try:
-            self.store = _made(place, reading)
+            self.store = _made(landed(place), reading)
         except Exception as error:
             raise explained(error, place) from None
 
@@ -245,7 +246,7 @@ def _new(place: Located, reading: bool) -> Any:
     if reading:  # while a part is sent, nothing is read
         options["read_timeout"] = _STALLED
     if place.is_web:
-        options["allow_http"] = True
+        options["allow_http"] = place.root.lower().startswith("http://")
         if place.authorization:
             options["default_headers"] = {"Authorization": place.authorization}
         return HTTPStore.from_url(place.root, client_options=options, retry_config=retries)

@@ -27,6 +27,7 @@ class Site:
     page: bytes = b""
     redirect: str | None = None
     change_after: int | None = None  # requests, after which the ETag is another
+    fail_after: int | None = None  # requests, after which there is only an error
     port: int = 0
 
     def url(self, name: str, host: str = "127.0.0.1") -> str:
@@ -61,6 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         name = path.partition("?")[0]
         if site.redirect:
             return self._answer(302, b"", {"Location": site.redirect})
+        if site.fail_after is not None and len(site.asked) > site.fail_after:
+            return self._answer(500, b"", {})
         if site.status:
             return self._answer(site.status, site.page, {})
         if name not in site.files:

@@ -23,7 +23,7 @@ HOUSE: dict[int, list[set[str]]] = {
     4: [
         {"models"},
         {"engines", "executors", "urls", "remote", "remote_urls", "remote_stores", "remote_errors", "remote_source", "remote_ahead",
-         "remote_kept", "remote_noted", "remote_folder", "remote_sink", "remote_fsspec", "remote_book", "remote_tasks", "remote_engine"},
+         "remote_kept", "remote_noted", "remote_landing", "remote_folder", "remote_sink", "remote_fsspec", "remote_book", "remote_tasks", "remote_engine"},
     ],
     5: [{"verbs"}, {"render"}],
     6: [{"api", "api_verify", "api_compare", "api_load", "api_stats", "api_tensors", "api_into"}],

@@ -160,7 +160,8 @@ def test_a_page_with_a_bad_status(site, status, slug, word):
     assert word in error.text
     assert "s3cr3t" not in f"{error}{error.hint}"
     assert error.hint
-    assert len(site.asked) == (4 if status == 500 else 1)  # three more tries, and no more
+    asked = [row for row in site.asked if row[1] != "bytes=0-0"]  # but where it leads
+    assert len(asked) == (4 if status == 500 else 1)  # three more tries, and no more
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -286,6 +287,49 @@ def test_a_password_in_the_url_does_not_follow_either(site):
         ckptool.inspect(first.url(NET.name).replace("//", "//user:pw@"))
         assert first.asked[0][2]["authorization"].startswith("Basic ")
     assert all("authorization" not in headers for _, _, headers in site.asked)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_secret_in_the_query_does_not_follow_either(site, host, tmp_path):
+    """obstore's client would tell the next host the whole address, as Referer."""
+    target = site.url(NET.name + "?v=1", host)
+    with serving(redirect=target) as between, serving(redirect=between.url("b?own=word2")) as first:
+        url = first.url("a?token=word1").replace("//", "//user:pw@")
+        found = ckptool.inspect(url).to_dict()
+        ckptool.convert(url, tmp_path / "o.safetensors")
+        assert first.asked[0][2]["authorization"].startswith("Basic ")
+    assert found["tensor_count"] == ckptool.inspect(NET).to_dict()["tensor_count"]
+    assert site.asked
+    for _, _, headers in [*between.asked, *site.asked]:
+        assert "authorization" not in headers
+        assert "word" not in headers.get("referer", "")
+
+
+def test_redirects_in_a_circle_end_with_a_query_too(site):
+    with serving(redirect="/again?x=1") as first:
+        assert refused(first.url("a?x=1")).slug == "remote-error"
+        assert len(first.asked) < 40
+
+
+def test_a_query_costs_one_request_more(site):
+    ckptool.inspect(site.url(NET.name))
+    plain = len(site.asked)
+    ckptool.inspect(site.url(NET.name + "?signature=x"))
+    assert len(site.asked) == 2 * plain + 1
+    assert site.asked[plain][1] == "bytes=0-0"
+
+
+@pytest.mark.parametrize(
+    ("fault", "slug"),
+    [({"change_after": 1}, "input-changed"), ({"fail_after": 1}, "remote-error")],
+    ids=["changed", "gone"],
+)
+def test_verify_calls_no_file_damaged_that_it_could_not_read(fault, slug, tmp_path, capsys):
+    torch.save({"w": torch.ones(1 << 20)}, tmp_path / "net.pth")
+    with serving(files={"net.pth": tmp_path / "net.pth"}, **fault) as site:
+        code, out, _ = cli(capsys, "verify", site.url("net.pth"), "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["slug"] == slug
 
 
 @pytest.mark.parametrize(("url", "address"), [

@@ -39,6 +39,8 @@ def verify_source(
         checkpoint = read(source, limits, keep=False)
     except CkptError as error:
         settle_after(source, error)
+        if error.slug == "input-changed" or error.slug.startswith("remote-"):
+            raise  # that says nothing of the file
         container = container_of(source)
         if container is None:
             raise
