@@ -145,6 +145,17 @@ def test_they_are_ties_when_converted_back(tmp_path):
     assert back["lm_head.weight"].data_ptr() == back["embed.weight"].data_ptr()
 
 
+def test_what_else_is_in_the_file_is_not_spelled_out_for_it(tmp_path):
+    bomb = [1]
+    for _ in range(40):
+        bomb = [bomb, bomb]
+    source = ranked(tmp_path, {"lm_head.weight": "embed.weight"}, bomb=bomb)
+    convert(source, tmp_path / "o.safetensors", tied="duplicate")
+    assert tensors(tmp_path / "o.safetensors").keys() == {
+        "embed.weight", "ln.weight", "lm_head.weight",
+    }  # fmt: skip
+
+
 def test_hundreds_of_them(tmp_path):
     shared = {f"layers.{at}.weight": "embed.weight" for at in range(300)}
     convert(ranked(tmp_path, shared), tmp_path / "o.safetensors", tied="duplicate")

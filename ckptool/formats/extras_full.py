@@ -24,6 +24,18 @@ def full_extras(checkpoint: Checkpoint) -> tuple[Extra, ...]:
     return (*top, *_inside(checkpoint, handle))
 
 
+def full_extra(checkpoint: Checkpoint, name: str) -> Extra | None:
+    """The entry of this name alone, without bounds; None where there is none. Raises LimitExceeded."""
+    handle = checkpoint.handle
+    if not isinstance(handle, PickleHandle):
+        return next((extra for extra in checkpoint.extras if extra.path == (name,)), None)
+    rows = dict_items(handle.walked.root) or []
+    for part, (_, value, *_) in zip(key_parts(rows), rows, strict=True):
+        if part == name:
+            return Describer(handle.reader, ALL).extra(value, (name,))
+    return None
+
+
 def _inside(checkpoint: Checkpoint, handle: PickleHandle) -> Iterator[Extra]:
     describer = Describer(handle.reader, ALL)
     for table in checkpoint.tables:

@@ -5,10 +5,9 @@ Knows: which names of the `module` those are. Must not know: containers, how ten
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ckptool.checkpoint import Checkpoint, Note, Table
-from ckptool.formats.extras_full import full_extras
+from ckptool.formats.extras_full import full_extra
+from ckptool.formats.measures import named
 from ckptool.formats.wording import some
 from ckptool.verbs.request import ONE_TABLE
 
@@ -37,13 +36,12 @@ def with_shared(checkpoint: Checkpoint, target: str) -> tuple[Checkpoint, tuple[
 
 def _owners(checkpoint: Checkpoint) -> dict[str, str]:
     """{name that is not stored: name that is}; empty where the file is not DeepSpeed's."""
-    names = {extra.path for extra in checkpoint.extras}
-    if not {(_SHARED,), (_MARK,)} <= names:
+    if (_MARK,) not in {extra.path for extra in checkpoint.extras}:
         return {}
-    shared = next(extra.value for extra in full_extras(checkpoint) if extra.path == (_SHARED,))
-    if not isinstance(shared, dict):
+    shared = full_extra(checkpoint, _SHARED)
+    if shared is None or not isinstance(shared.value, dict):
         return {}
-    return {name: owner for name, owner in shared.items() if isinstance(owner, str)}
+    return {name: owner for name, owner in shared.value.items() if isinstance(owner, str)}
 
 
 def _filled(table: Table, owners: dict[str, str]) -> tuple[Table, list[str]]:
@@ -55,7 +53,7 @@ def _filled(table: Table, owners: dict[str, str]) -> tuple[Table, list[str]]:
         if name in taken:
             continue
         if owner in rows:
-            rows[name] = replace(rows[owner], key=name, path=(*table.path, name))
+            rows[name] = named(rows[owner], name, (*table.path, name))
         else:
             lost.append(f"{name} = {owner}")
     added = [tensor for key, tensor in rows.items() if key not in taken]
