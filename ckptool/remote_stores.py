@@ -126,12 +126,9 @@ class Store:
 
     def listed(self, prefix: str) -> tuple[dict[str, int], list[str]]:
         """{name: size in bytes} and prefixes right under a prefix that ends with / (or is "")."""
-        try:
-            found = waited(
-                lambda: self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
-            )
-        except Exception as error:
-            raise explained(error, self.place) from None
+        found = self._asked(
+            lambda: self.obs.list_with_delimiter(self.store, prefix.rstrip("/") or None)
+        )
         marker = prefix.rstrip("/")  # an empty object that some programs make for a folder
         files = {
             row["path"].rpartition("/")[2]: row["size"]

@@ -17,6 +17,7 @@ from ckptool.formats.extras import top_extras
 from ckptool.formats.judge import CODE, Judge
 from ckptool.formats.measures import View
 from ckptool.formats.torch_pickle import TensorReader
+from ckptool.formats.wording import some
 from ckptool.limits import Limits
 from ckptool.pickles.nodes import Obj, Walked
 from ckptool.pickles.walk import walk
@@ -140,8 +141,8 @@ def _must_hold_something(walked: Walked, found: Found, source: Source) -> None:
 def _of_optimizers(extras: Sequence[Extra]) -> tuple[Note, ...]:
     """Those whose state torch would leave aside."""
     rows = [e for e in extras if e.type == "optimizer" and e.value.get("ids_are_text")]
-    names = ", ".join(f"'{'.'.join(map(str, e.path))}'" for e in rows[:5])
-    text = f"{names}: parameters are numbers in its groups and texts in its state (DCP makes them so); optimizer.load_state_dict takes none of that state and says nothing, ckptool.load_into does take it"
+    names = [".".join(map(str, e.path)) for e in rows]
+    text = f"{some(names)}: parameters are numbers in its groups and texts in its state (DCP makes them so); optimizer.load_state_dict takes none of that state and says nothing, ckptool.load_into does take it"
     return (Note("optimizer-ids", text),) if rows else ()
 
 

@@ -29,7 +29,6 @@ from ckptool.formats.plain_values import (
 from ckptool.formats.repeated import ITEM_BYTES, Weigher
 from ckptool.formats.torch_pickle import TensorReader
 from ckptool.pickles.nodes import (
-    PAIR_OPS,
     Box,
     Global,
     Obj,
@@ -284,7 +283,7 @@ class Describer:
     def _count(self, box: Box) -> int:
         """The items of a list, which thousands of groups may share."""
         self.weigher.weigh(box, len(box.batches))
-        return sum(len(batch.items) for batch in box.batches if batch.op not in PAIR_OPS)
+        return items_of_list(box)[1]
 
     def _group(self, node: Any) -> dict[str, Any]:
         group: dict[str, Any] = {}

@@ -197,13 +197,14 @@ def _refusal(folder: Folder, files: Sequence[str]) -> Exception:
             hint="download the index too: it says which file holds which key",
         )
     held = [name for name in files if name.endswith(_WEIGHTS)]
-    inner = [f"{name}/" for name in folder.folders() if _has_checkpoint(folder.names_below(name))]
+    folders = folder.folders()
+    inner = [f"{name}/" for name in folders if _has_checkpoint(folder.names_below(name))]
     if held or inner:
         text = f"a folder without an index; it holds {some([*held, *inner])}"
         hint = "give one of these" if inner else "give one of these files"
         hint += "; ckptool inspect -r takes all" if len(held) + len(inner) > 1 else ""
         return NotACheckpoint(text, path=folder.path, hint=hint)
-    what = "a folder with no checkpoint in it" if files or folder.folders() else "an empty folder"
+    what = "a folder with no checkpoint in it" if files or folders else "an empty folder"
     return NotACheckpoint(what, path=folder.path, hint="check the path")
 
 

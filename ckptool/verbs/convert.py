@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -120,8 +120,9 @@ def _convert(
         plan, made = write(checkpoint, decision.changes, target, request.shard_bytes or SHARD_BYTES)
     mentions = mentioned(checkpoint, decision.changes)
     left = left_entries(checkpoint, decision.changes, target)
-    nested = nested_entries(checkpoint, decision.changes, target)
-    plan = _with_extras(plan, checkpoint, request, left, nested)
+    if request.extras is not None:
+        nested = nested_entries(checkpoint, decision.changes, target)
+        plan = _with_extras(plan, extras_json(checkpoint, left, nested))
     if isinstance(found, Opened):
         let_go(checkpoint)  # the plan has all that is written
     if request.check and sink is not None:
@@ -201,14 +202,8 @@ def _sink(output: str, target: str, request: Request) -> Sink:
     return FileSink(output, force=request.force, beside=beside)
 
 
-def _with_extras(
-    plan: Plan, checkpoint: Checkpoint, request: Request, left: tuple[str, ...],
-    nested: Collection[str],
-) -> Plan:  # fmt: skip
+def _with_extras(plan: Plan, data: bytes) -> Plan:
     """The entries left behind as one more output, before the others."""
-    if request.extras is None:
-        return plan
-    data = extras_json(checkpoint, left, nested)
     extra = Output(_EXTRAS, (Literal(data),), len(data))
     outputs = [output._replace(name=output.name or "model") for output in plan.outputs]
     return plan._replace(outputs=(extra, *outputs))
